@@ -37,7 +37,7 @@ from tablepuppet.runs.notebook_progress import default_readers
 from tablepuppet.runs.table_view import Records
 from tablepuppet.session import FederationSettings, Opening, Session
 from tablepuppet.spelling import attributes_explained, class_checked, names_checked, shows
-from tablepuppet.sql.catalog import Catalog
+from tablepuppet.sql.catalog import Catalog, VerticalTable
 from tablepuppet.sql.parse import parse
 from tablepuppet.sql.plan import Plan, plan
 from tablepuppet.wire.engine import Engine, call_all
@@ -249,7 +249,14 @@ class Federation:
                     "database; a service publishes what its party file names for this caller"
                 )
                 self.events.emit("warning", "catalog.empty", message, party=party)
+        self._warn_of_parts(map(found.table, found.names))
         return found
+
+    def _warn_of_parts(self, tables: Iterable[VerticalTable]) -> None:
+        """Warn of tables in shards of which one aggregates."""
+        for table in tables:
+            if table.partly_aggregated is not None:
+                self.events.emit("warning", "catalog.partly_aggregated", table.partly_aggregated, table=table.name)
 
     def _describe(self) -> tuple[Catalog, Opening]:
         """What all parties publish, and what to open one relation with."""
@@ -319,6 +326,7 @@ class Federation:
         if prep is not None:  # so that what does not fit is refused before a party reads
             planned = plan(selecting(pipeline, planned, max_categories), catalog)
             foresee(pipeline, planned, max_categories)
+        self._warn_of_parts({table.name: table for table in planned.tables.values()}.values())
         return Planned(planned, max_categories, [opening], pipeline)
 
     def open(self, planned: Planned) -> Relation:

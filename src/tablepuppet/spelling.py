@@ -35,6 +35,14 @@ ELSEWHERE = {
     "n_components": "components",
 }
 
+FORMULAS = {
+    "C": "l2 = 1 / (C N), over N joined rows",
+    "alpha": "l2 = alpha / N over N joined rows for Ridge and MLP, l2 = alpha for SGD",
+    "reg_lambda": "l2 = reg_lambda / N, over N joined rows",
+    "weight_decay": "l2 = weight_decay",
+}
+"""Settings of other libraries that are the same as one here only after a calculation."""
+
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
     """The tail of an error about an unknown name: the closest one and those that it is a part of, or all of them.
@@ -60,10 +68,14 @@ def setting_meant(name: str, known: Iterable[str]) -> str:
 
     >>> setting_meant("max_iter", ["rounds", "seed"])
     "; here it is 'rounds'"
+    >>> setting_meant("C", ["l2", "seed"])
+    "; here it is 'l2': l2 = 1 / (C N), over N joined rows"
     """
     names = list(known)
     here = ELSEWHERE.get(name)
-    return f"; here it is {here!r}" if here in names else did_you_mean(name, names)
+    if here not in names:
+        return did_you_mean(name, names)
+    return f"; here it is {here!r}" + (f": {FORMULAS[name]}" if name in FORMULAS else "")
 
 
 def unknown_key(what: str, key: object, known: Iterable[str]) -> UnknownKeyError:

@@ -1,6 +1,7 @@
 """Golden files: SQL in, a plan or an underlined error out.
 
-``golden/plans/*.md`` and ``golden/errors/*.md`` hold the cases: a heading, the SQL, and what comes of it. Options of
+``golden/plans/*.md`` and ``golden/errors/*.md`` hold the cases: a heading, the SQL, and what comes of it; after an
+error, what it advises, which test_advice.py tries. Options of
 `parse` stand after the language of the SQL, as in ```` ```sql label=returned drop=note,user ````. To write the outcome
 of all cases anew after a change, and read the difference:
 
@@ -27,7 +28,8 @@ from tests.sql.example import CATALOG, empty_duckdb
 GOLDEN = Path(__file__).parent / "golden"
 REGENERATE = bool(os.environ.get("TABLEPUPPET_REGENERATE"))
 CASE = re.compile(
-    r"^## (?P<title>[^\n]+)\n+```sql(?P<options>[^\n]*)\n(?P<sql>.*?)\n```\n(?:\n```text\n(?P<outcome>.*?)\n```\n)?",
+    r"^## (?P<title>[^\n]+)\n+```sql(?P<options>[^\n]*)\n(?P<sql>.*?)\n```\n(?:\n```text\n(?P<outcome>.*?)\n```\n)?"
+    r"(?P<rest>\n```sql instead\n(?P<instead>.*?)\n```\n)?",
     re.MULTILINE | re.DOTALL,
 )
 
@@ -41,6 +43,7 @@ class Case:
     sql: str
     options: dict[str, str]
     outcome: str
+    instead: str = ""  # what the error advises: statements for parties, then a query
 
     def parse(self) -> Query:
         """The query of this case."""
@@ -57,7 +60,7 @@ def read(path: Path) -> Iterator[Case]:
     """The cases of one file."""
     for match in CASE.finditer(path.read_text()):
         options = dict(option.split("=", 1) for option in match["options"].split())
-        yield Case(path, match["title"], match["sql"], options, match["outcome"] or "")
+        yield Case(path, match["title"], match["sql"], options, match["outcome"] or "", match["instead"] or "")
 
 
 def check(case: Case, outcome: str) -> None:
@@ -73,7 +76,7 @@ def _write(case: Case, outcome: str) -> None:
         if match["title"] != case.title:
             return match[0]
         sql = f"```sql{match['options']}\n{match['sql']}\n```"
-        return f"## {match['title']}\n\n{sql}\n\n```text\n{outcome}\n```\n"
+        return f"## {match['title']}\n\n{sql}\n\n```text\n{outcome}\n```\n{match['rest'] or ''}"
 
     case.path.write_text(CASE.sub(rewritten, case.path.read_text()))
 

@@ -26,6 +26,7 @@ class SourceTable:
     name: str
     columns: Mapping[str, str]  # name -> DuckDB type, in the table's order
     rows: int
+    aggregates: bool = False  # a view that makes one row of several
 
 
 @dataclass(frozen=True)

@@ -77,7 +77,7 @@ class Published:
     def _plain(self, table: PublishedTable, stored: Mapping[str, SourceTable]) -> SourceTable:
         with _silent(self._party, table.name):
             found = stored[find_table(self._party, stored, table.name)]
-            return SourceTable(table.name, _narrowed(self._party, table, found.columns), found.rows)
+            return SourceTable(table.name, _narrowed(self._party, table, found.columns), found.rows, found.aggregates)
 
 
 @contextmanager
@@ -131,9 +131,16 @@ class _Reader:
                 raise self._broken(table, error) from error
             published = _narrowed(self.party, table, columns)
         try:
-            return SourceTable(table.name, published, count(view.connection, view.sql))
+            return SourceTable(table.name, published, count(view.connection, view.sql), self._aggregates(table))
         except duckdb.Error as error:  # DuckDB's message may quote a value of a row
             raise self._broken(table, error) from None
+
+    def _aggregates(self, table: PublishedTable) -> bool:
+        """Whether a SELECT makes one row of several, or reads a view that does."""
+        view = self.views[table.name]
+        return view.aggregates or any(
+            stored.aggregates for name, stored in self.stored.items() if name in view.tables.values()
+        )
 
     def _view(self, table: PublishedTable) -> Source:
         """The SELECT as a subquery over the tables it reads, each a subquery of its own name."""

@@ -16,7 +16,10 @@ from sqlglot.optimizer.scope import traverse_scope
 
 from tablepuppet.errors import ConfigError
 from tablepuppet.party.database import SourceTable
-from tablepuppet.sql.expression import SQLGLOT_FAULTS
+from tablepuppet.party.databases.view_text import aggregating
+from tablepuppet.sql.dialect import AsWritten
+from tablepuppet.sql.expression import SQLGLOT_FAULTS, render
+from tablepuppet.sql.reading import Unread, difference
 from tablepuppet.sql.types import Family, family
 
 
@@ -27,6 +30,7 @@ class PublishedSelect:
     sql: str  # reads each table under the name that ``tables`` gives it
     tables: Mapping[str, str]  # a name that no table has -> the table
     names: frozenset[str] | None  # in lower case; None: all columns, as with *
+    aggregates: bool  # it makes one row of several
 
     @classmethod
     def parsed(cls, party: str, table: str, sql: str) -> PublishedSelect:
@@ -37,19 +41,33 @@ class PublishedSelect:
         """
         where = f"party {party!r}, tables.{table}.sql"
         try:
-            [query] = sqlglot.parse(sql, dialect="duckdb")
+            [query] = sqlglot.parse(sql, dialect=AsWritten)
             scopes = traverse_scope(query) if isinstance(query, exp.Query) else []
         except (SqlglotError, ValueError, RecursionError, *SQLGLOT_FAULTS):
             raise ConfigError(f"{where}: is not one SELECT that can be parsed") from None
         if not isinstance(query, exp.Query) or query.find(exp.Into, exp.DML, exp.DDL, exp.Command):
             raise ConfigError(f"{where}: only a SELECT can be published")
+        _require_read_alike(query, sql, where)
         names = _names(query)
         used = {id(s): s for scope in scopes for s in scope.sources.values() if isinstance(s, exp.Table)}
         tables = _renamed(list(used.values()), where)
         if not tables:
             raise ConfigError(f"{where}: reads no table of the database")
         # The parser's own text, so that nothing of the file's, such as a comment, reaches the query around it.
-        return cls(query.sql(dialect="duckdb", comments=False), tables, names)
+        return cls(render(query), tables, names, bool(aggregating({table: sql}, "duckdb")))
+
+
+def _require_read_alike(query: exp.Query, sql: str, where: str) -> None:
+    """ConfigError unless DuckDB reads the parser's text as it reads that of the file."""
+    try:
+        same = difference(sql, render(query)) is None
+    except Unread:
+        same = False
+    if not same:
+        raise ConfigError(
+            f"{where}: DuckDB would read it in another way once it is written anew; write it in a simpler way, or "
+            "create the view in the database itself"
+        )
 
 
 def _renamed(uses: list[exp.Table], where: str) -> dict[str, str]:
@@ -67,17 +85,19 @@ def _renamed(uses: list[exp.Table], where: str) -> dict[str, str]:
 
 def _plain_name(table: exp.Table, where: str) -> str:
     if not isinstance(table.this, exp.Identifier) or table.args.get("db") is not None:
-        raise ConfigError(
-            f"{where}: reads {table.sql(dialect='duckdb')}; name tables of the database only, unqualified"
-        )
+        raise ConfigError(f"{where}: reads {render(table)}; name tables of the database only, unqualified")
     return table.name
 
 
 def _names(query: exp.Query) -> frozenset[str] | None:
-    stars = [star for star in query.find_all(exp.Star, exp.Columns) if not isinstance(star.parent, exp.Count)]
+    stars = [star for star in query.find_all(exp.Star, exp.Columns) if not _is_count(star.parent)]
     if stars or any(join.method == "NATURAL" for join in query.find_all(exp.Join)):
         return None
     return frozenset(name.name.lower() for name in query.find_all(exp.Identifier))
+
+
+def _is_count(node: exp.Expr | None) -> bool:
+    return isinstance(node, exp.Anonymous) and node.name.lower() == "count"
 
 
 def read_by(view: PublishedSelect, table: SourceTable) -> dict[str, str]:

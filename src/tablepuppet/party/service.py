@@ -261,6 +261,7 @@ class Party:
             label_means=rules.label_means and not require_dp,
             min_group=rules.min_group,
             min_rows=rules.min_rows,
+            aggregates=table.aggregates,
         )
 
     def open(

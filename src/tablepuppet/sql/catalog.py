@@ -45,6 +45,7 @@ class Shard:
     label_means: bool = False  # means of its labels may reach other parties, as numbers that stand for categories
     min_group: int = 0  # rows that a group must have to be released
     min_rows: int = 0  # rows that a product with a caller's vector must weigh
+    aggregates: bool = False  # a view that makes one row of several: of the party's own rows only
 
 
 @dataclass(frozen=True)
@@ -64,6 +65,18 @@ class VerticalTable:
     def parties(self) -> tuple[str, ...]:
         """The parties that publish a shard of it."""
         return tuple(dict.fromkeys(shard.party for shard in self.shards))
+
+    @property
+    def partly_aggregated(self) -> str | None:
+        """What to know of a table in several shards of which one aggregates; None for all others."""
+        summed = next((shard.party for shard in self.shards if shard.aggregates), None)
+        if summed is None or len(self.shards) < 2:
+            return None
+        return (
+            f"table {self.name!r} has {len(self.shards)} shards, and party {summed!r} publishes it as a view that "
+            "aggregates: it sums up that party's own rows only, so that a group with rows at several parties is there "
+            f"once for each, with a part. If groups are not apart, publish the rows, or use {summed}.{self.name} alone"
+        )
 
     def find(self, column: str) -> str | None:
         """The catalog's spelling of a column name, which SQL compares without regard to case."""

@@ -12,6 +12,7 @@ from typing import ClassVar
 
 from sqlglot import TokenType, exp
 from sqlglot.dialects.duckdb import DuckDB
+from sqlglot.parsers.duckdb import DuckDBParser
 
 _GRAMMAR = ("CAST", "TRY_CAST", "POSITION", "SUBSTRING", "TRIM")
 _UNITS = frozenset("CENTURY CENTURIES MILLENNIUM MILLENNIA".split()) | {
@@ -20,19 +21,19 @@ _UNITS = frozenset("CENTURY CENTURIES MILLENNIUM MILLENNIA".split()) | {
     for ending in ("", "S")
 }  # of an interval
 _WITHOUT_BRACKETS = {
-    name: parser for name, parser in DuckDB.Parser.NO_PAREN_FUNCTION_PARSERS.items() if name not in ("IF", "@")
+    name: parser for name, parser in DuckDBParser.NO_PAREN_FUNCTION_PARSERS.items() if name not in ("IF", "@")
 }
 
 
 class AsWritten(DuckDB):
     """DuckDB's dialect without the functions of sqlglot."""
 
-    class Parser(DuckDB.Parser):
+    class Parser(DuckDBParser):
         """Reads calls as `exp.Anonymous`, and units and numbers of intervals as they are."""
 
         FUNCTIONS: ClassVar[dict[str, Callable[..., exp.Expr]]] = {}
         FUNCTION_PARSERS: ClassVar[Mapping[str, Callable[..., exp.Expr | None]]] = {
-            **{name: DuckDB.Parser.FUNCTION_PARSERS[name] for name in _GRAMMAR},
+            **{name: DuckDBParser.FUNCTION_PARSERS[name] for name in _GRAMMAR},
             "EXTRACT": lambda self: self._parse_date_part(),
         }
         NO_PAREN_FUNCTION_PARSERS: ClassVar[Mapping[str, Callable[..., exp.Expr | None]]] = {
@@ -51,7 +52,7 @@ class AsWritten(DuckDB):
             """INTERVAL 1 DAY, INTERVAL '1 day' and INTERVAL (x) DAY, none of them turned into another."""
             is_unit = self._curr is not None and self._curr.text.upper() in _UNITS
             unit = self._parse_var(any_token=True, upper=True) if is_unit else None
-            return self.expression(exp.Interval(this=this, unit=unit))
+            return exp.Interval(this=this, unit=unit)
 
 
 def call(name: str, *arguments: exp.Expr | None) -> exp.Anonymous:

@@ -15,6 +15,7 @@ from sqlglot import exp, parse_one
 from sqlglot.errors import SqlglotError
 
 from tablepuppet.errors import QueryError
+from tablepuppet.sql.advice import AGGREGATING_VIEW, AS_JOIN, NO_WAY, VIEW
 from tablepuppet.sql.dialect import AsWritten
 from tablepuppet.sql.growth import MOST_LETTERS, Unbounded, letters
 from tablepuppet.sql.reading import Unread, aggregates, are_read_alike
@@ -41,12 +42,8 @@ FORMS = frozenset("cast coalesce date extract if ifnull nullif split_part try_ca
 SQLGLOT_FAULTS = (AttributeError, LookupError, TypeError, ValueError)
 """What sqlglot raises, beside its own errors, on SQL that it does not expect."""
 
-_VOLATILE = frozenset(
-    """
-    age gen_random_uuid get_current_time get_current_timestamp nextval now rand random setseed today
-    transaction_timestamp uuid uuidv4 uuidv7
-    """.split()
-)
+_TIMES = frozenset("age get_current_time get_current_timestamp now today transaction_timestamp".split())
+_RANDOM = frozenset("gen_random_uuid nextval rand random setseed uuid uuidv4 uuidv7".split())
 _TYPES = frozenset(
     """
     BIGINT BOOLEAN CHAR DATE DECIMAL DOUBLE FLOAT INT INT128 INTERVAL SMALLINT TEXT TIME TIMESTAMP TIMESTAMPNTZ
@@ -66,30 +63,34 @@ _OPERATORS = exp.Binary | exp.Unary | exp.Between | exp.In
 _CHAINS = (exp.And, exp.Or, exp.DPipe, exp.Add | exp.Sub, exp.Mul | exp.Div | exp.IntDiv | exp.Mod)
 _KEYWORDS = frozenset(AsWritten.Tokenizer.KEYWORDS) | {"IF"}
 _PLAIN = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+_SUBQUERY = f"a subquery inside an expression is not supported yet; {AS_JOIN}"
+_AGGREGATE = f"aggregates are not supported: the learner works on rows; {AGGREGATING_VIEW}"
+_CHANGES = "the value must be the same whenever it is read; write the date, time or name itself"
+_BY_CHANCE = f"the value must be the same whenever it is read; for values by chance {NO_WAY}"
 _REASONS = (
-    (exp.Query, "a subquery inside an expression is not supported yet; join the table instead"),
-    (exp.Exists, "a subquery inside an expression is not supported yet; join the table instead"),
-    (exp.Filter, "aggregates are not supported: the learner works on rows; aggregate in a view at the party"),
-    (exp.Any, "ANY is not supported; write IN with the values, or join the table"),
-    (exp.All, "ALL is not supported; write NOT IN with the values"),
-    (exp.Window, "window functions are not supported; compute the value in a view at the party"),
+    (exp.Query, _SUBQUERY),
+    (exp.Exists, _SUBQUERY),
+    (exp.Filter, _AGGREGATE),
+    (exp.Any, "ANY is not supported; write = ANY as IN, others as a comparison with the least or greatest value"),
+    (exp.Window, f"window functions are not supported; {AGGREGATING_VIEW}"),
     (exp.Star, "a * is not supported inside an expression; name the column"),
     (exp.Placeholder, "query parameters are not supported; write the value"),
     (exp.Parameter, "query parameters are not supported; write the value"),
-    (exp.Lambda, "lambdas are not supported; compute the value in a view at the party"),
-    (exp.Collate, "COLLATE is not supported; compare lower(...) of both sides, or what else the collation means"),
-    (exp.JSONExtract, "JSON access is not supported yet; extract the value in a view at the party"),
-    (exp.JSONExtractScalar, "JSON access is not supported yet; extract the value in a view at the party"),
-    (exp.Bracket, "lists and [] are not supported yet; compute the value in a view at the party"),
-    (exp.Array, "lists and [] are not supported yet; compute the value in a view at the party"),
-    (exp.Tuple, "row values are not supported; compare one column at a time, with AND"),
+    (exp.Lambda, f"lambdas are not supported; {VIEW}"),
+    (
+        exp.Collate,
+        "COLLATE is not supported; for NOCASE compare lower(...) of both sides, for NOACCENT strip_accents(...)",
+    ),
+    (exp.JSONExtract, f"JSON access is not supported yet; {VIEW}"),
+    (exp.JSONExtractScalar, f"JSON access is not supported yet; {VIEW}"),
+    (exp.Bracket, f"lists and [] are not supported yet; {VIEW}"),
+    (exp.Array, f"lists and [] are not supported yet; {VIEW}"),
+    (exp.Tuple, "row values are not supported; write (a, b) = (c, d) as a = c AND b = d, and several of them with OR"),
     (exp.Dot, "names with dots and method calls are not supported here; write function(column)"),
 )
 
 
-_AGGREGATE = "aggregates are not supported: the learner works on rows; aggregate in a view at the party"
-_VOLATILE_REASON = "the value must be the same whenever it is read; write the date, time or number itself"
-BRACKETS = "write brackets around its parts"
+BRACKETS = "write brackets around its parts, or a plainer operator for the same"
 
 
 class Refused(Exception):  # noqa: N818 - not an error of ours: parse.py turns it into a QueryError with a place
@@ -163,6 +164,8 @@ def and_parts(node: exp.Expr) -> Iterator[exp.Expr]:
 def check(node: exp.Expr) -> None:
     """Raise `Refused` unless ``node`` is an expression that a party may evaluate."""
     for part in node.walk():
+        if isinstance(part, exp.Any | exp.All) and part.find(exp.Query):
+            raise Refused(_SUBQUERY, part)
         for kind, reason in _REASONS:
             if isinstance(part, kind):
                 raise Refused(reason, part)
@@ -174,12 +177,12 @@ def _check_growth(node: exp.Expr) -> None:
     try:
         size = letters(node)
     except Unbounded as error:
-        reason = "the expression must state as a number how long the text becomes, so that a party can limit it"
+        reason = f"the expression must state as a number how long the text becomes; write the number, or {VIEW}"
         raise Refused(reason, error.node) from None
     if size > MOST_LETTERS:
         raise Refused(
             f"the expression makes texts of up to {size:,} letters, more than the {MOST_LETTERS:,} that a party makes; "
-            "compute the value in a view at the party",
+            f"{VIEW}",
             node,
         )
 
@@ -189,20 +192,20 @@ def _check_part(part: exp.Expr) -> None:
     what = ""
     if isinstance(part, exp.In):
         if isinstance(part.args.get("query"), exp.Query):
-            raise Refused("a subquery inside an expression is not supported yet; join the table instead", part)
-        what = "" if part.expressions else "IN without a list in brackets"
+            raise Refused(_SUBQUERY, part)
+        what = "" if part.expressions else "IN without a list of values in brackets"
     elif isinstance(part, exp.Like | exp.ILike):
         what = "LIKE ANY or ALL" if isinstance(part.expression, exp.Any | exp.All) else ""
     elif isinstance(part, exp.DataType):
         what = "" if part.this.name in _TYPES else f"the type {render(part)}"
     elif isinstance(part, exp.Anonymous):
         what = "" if (name := part.name.lower()) in FUNCTIONS | FORMS else f"function {name}"
-        if name in _VOLATILE:
-            raise Refused(_VOLATILE_REASON, part)
+        if name in _TIMES | _RANDOM:
+            raise Refused(_CHANGES if name in _TIMES else _BY_CHANCE, part)
         if name in aggregates():
             raise Refused(_AGGREGATE, part)
     elif isinstance(part, exp.Func) and part.sql_name().startswith(("CURRENT", "LOCALTIME", "SESSION")):
-        raise Refused(_VOLATILE_REASON, part)
+        raise Refused(_CHANGES, part)
     elif not isinstance(part, _SYNTAX):
         what = "this"
     if what:
@@ -211,7 +214,7 @@ def _check_part(part: exp.Expr) -> None:
 
 def unsupported(what: str) -> str:
     """The message about something that no party evaluates."""
-    return f"{what} is not supported in an expression; compute the value in a view at the party"
+    return f"{what} is not supported in an expression; {VIEW}"
 
 
 def checked(text: str) -> exp.Expr:
@@ -234,7 +237,7 @@ def _checked(text: str) -> exp.Expr:
         names = {column.name for column in node.find_all(exp.Column)}
         if not is_plain_column(node) and not are_read_alike([text, bracketed(node), render(node)], names):
             if not are_read_alike([text, bracketed(node)], names):
-                raise Refused(f"the expression could be read in two ways; {BRACKETS}")
+                raise Refused(f"this could be read in two ways; {BRACKETS}")
             node = parse_one(bracketed(node), dialect=AsWritten)
     except (SqlglotError, RecursionError, Unread, *SQLGLOT_FAULTS) as error:
         raise QueryError("an expression of the plan cannot be parsed") from error

@@ -76,17 +76,30 @@ def _check_types(equality: Equality, types: list[str], select: BoundSelect) -> N
         if family(type_name) is Family.FLOAT:
             raise select.scope.sql.error(
                 f"{what}: floats do not join, equal values may differ in the last bit; "
-                f"join on CAST({side.text} AS BIGINT) or AS DECIMAL(18,2), whichever it means",
+                f"join on CAST({side.text} AS BIGINT) or AS DECIMAL(18,2), whichever loses no digit",
                 equality.node,
             )
         if family(type_name) not in KEY_LIKE:
-            advice = "which cannot be a join key; cast it to text or a number"
+            advice = "which cannot be a join key; cast it to text, or to what else it is compared with"
             raise select.scope.sql.error(f"{what}, {advice}", equality.node)
     if not joinable(*types):
         left, right = (f"{side.alias}.{side.text}" for side in equality.sides)
         raise select.scope.sql.error(
-            f"joined keys differ in type: {left} is {types[0]}, {right} is {types[1]}; cast one of them", equality.node
+            f"joined keys differ in type: {left} is {types[0]}, {right} is {types[1]}; {_cast(equality, types)}",
+            equality.node,
         )
+
+
+_CAST_FIRST = (Family.TEXT, Family.BOOLEAN, Family.DATE)
+"""Families whose values DuckDB casts to the type of the other side, the first of them first."""
+
+
+def _cast(equality: Equality, types: list[str]) -> str:
+    """The cast that DuckDB makes by itself where it compares the two."""
+    families = [family(type_name) for type_name in types]
+    chosen = next((families.index(each) for each in _CAST_FIRST if each in families), 0)
+    side = equality.sides[chosen]
+    return f"cast one of them; DuckDB would compare CAST({side.alias}.{side.text} AS {types[1 - chosen]})"
 
 
 def _key_family(type_name: str) -> str:

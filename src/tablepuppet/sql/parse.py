@@ -13,6 +13,7 @@ from sqlglot.errors import SqlglotError
 from tablepuppet.errors import QueryError
 from tablepuppet.spelling import did_you_mean
 from tablepuppet.sql import infer
+from tablepuppet.sql.advice import NO_WAY
 from tablepuppet.sql.catalog import Catalog
 from tablepuppet.sql.keys import key_classes
 from tablepuppet.sql.place import SqlText
@@ -73,7 +74,7 @@ def _line_up(first: BoundSelect, other: BoundSelect) -> dict[str, str]:
         odd = next((node for alias, _, node in there if alias not in renames), there[-1][2])
         tables = ", ".join(table for _, table in here)
         raise first.scope.sql.error(
-            f"the SELECTs of a UNION must be over the same tables; the first is over {tables}", odd
+            f"the SELECTs of a UNION must be over the same tables; the first is over {tables}; for others {NO_WAY}", odd
         )
     return renames
 
@@ -121,7 +122,9 @@ class _Union:
     def _require_boolean(self, alias: str, predicate: Bound) -> None:
         found = self.type_of(alias, predicate)
         if found not in ("BOOLEAN", '"NULL"', "NULL"):
-            raise self.sql.error(f"a condition must be true or false; this is {found}", predicate.node)
+            raise self.sql.error(
+                f"a condition must be true or false; this is {found}: compare it, or CAST it AS BOOLEAN", predicate.node
+            )
 
     def outputs(self, label: str | None) -> list[OutputColumn]:
         """The SELECT list of the first SELECT, after checking that every other says the same."""
@@ -136,7 +139,7 @@ class _Union:
                 if (here.alias, here.bound.text) != (rename[there.alias], there.bound.text):
                     raise self.sql.error(
                         f"each output column of a UNION must be the same expression; in the first SELECT "
-                        f"{here.name} is {here.alias}.{here.bound.text}",
+                        f"{here.name} is {here.alias}.{here.bound.text}; for others {NO_WAY}",
                         there.bound.node,
                     )
         return self._named(first)
@@ -169,7 +172,7 @@ class _Union:
             if family(type_name) is Family.OTHER:
                 raise self.sql.error(
                     f"column {output.alias}.{output.name} is {type_name}, which cannot be a feature; "
-                    f"EXCLUDE it or turn it into a number, text or date",
+                    "leave it out, or turn it into a number, text or date in a view at the party",
                     output.bound.node,
                 )
             columns.append(OutputColumn(name, output.alias, output.bound.text, type_name))

@@ -114,7 +114,7 @@ def _plain(node: dict[str, Tree]) -> dict[str, Tree]:
     if kind == "CONJUNCTION":
         return node | {"children": _flat(node["children"], node["type"])}
     if kind == "FUNCTION":
-        name = _synonyms().get(node["function_name"], node["function_name"])
+        name = str(_synonyms().get(node["function_name"], node["function_name"]))
         return node | {"function_name": name, "arguments": _plain_unit(node["arguments"], name)}
     if kind == "TYPE":
         return _plain_type(node)

@@ -8,6 +8,7 @@ from sqlglot import exp
 
 from tablepuppet.errors import CatalogError
 from tablepuppet.spelling import did_you_mean
+from tablepuppet.sql.advice import AGGREGATING_VIEW, CLAUSES, INLINED, PUBLISHED
 from tablepuppet.sql.catalog import Catalog, VerticalTable
 from tablepuppet.sql.expression import Refused, check, identifier, written
 from tablepuppet.sql.place import SqlText
@@ -80,10 +81,10 @@ class Scope:
     def _refuse_other_than_table(self, node: exp.Expr) -> None:
         if isinstance(node, exp.Subquery) and isinstance(node.this, exp.Table):
             raise self.sql.error("nested joins are not supported; write one JOIN after the other, no brackets", node)
-        if isinstance(node, exp.Query):
-            raise self.sql.error("a subquery in FROM is not supported yet; name the tables and join them", node)
+        if isinstance(node, exp.Query | exp.Lateral):
+            raise self.sql.error(f"a subquery in FROM is not supported yet; {INLINED}", node)
         if not isinstance(node, exp.Table) or not isinstance(node.this, exp.Identifier):
-            raise self.sql.error("FROM takes published tables only, as table or party.table", node)
+            raise self.sql.error(PUBLISHED, node)
         if node.args.get("joins"):
             raise self.sql.error("nested joins are not supported; write one JOIN after the other, no brackets", node)
         if node.catalog:
@@ -93,8 +94,9 @@ class Scope:
             raise self.sql.error("renaming columns in FROM is not supported; use AS in the SELECT list", node)
         extra = next((key for key, value in node.args.items() if value and key not in ("this", "db", "alias")), None)
         if extra:
-            advice = "use split()" if extra == "sample" else "publish a view at the party"
-            raise self.sql.error(f"only a table and its alias can stand here; {advice}", node)
+            if extra == "sample":
+                raise self.sql.error(CLAUSES["sample"][1], node)
+            raise self.sql.error(f"only a table and its alias can stand here; {AGGREGATING_VIEW}", node)
 
     def use(self, name: str, at: exp.Expr) -> ScopedTable:
         """The table use of that alias."""

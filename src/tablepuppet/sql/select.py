@@ -11,24 +11,13 @@ from dataclasses import dataclass, field
 from sqlglot import exp
 
 from tablepuppet.spelling import did_you_mean
+from tablepuppet.sql.advice import CLAUSES, JOINS, NO_WAY, TWO_TABLES
 from tablepuppet.sql.catalog import Catalog
 from tablepuppet.sql.expression import and_parts, identifier, render
 from tablepuppet.sql.place import SqlText
 from tablepuppet.sql.scope import Bound, Scope, ScopedTable
 
-_REFUSED_CLAUSES = {
-    "with_": ("WITH", "WITH is not supported yet; name the tables and join them"),
-    "distinct": ("DISTINCT", "SELECT DISTINCT compares values; leave it out, or use UNION to count each row once"),
-    "group": ("GROUP", "GROUP BY is not supported: the learner works on rows; aggregate in a view at the party"),
-    "having": ("HAVING", "HAVING is not supported; aggregate in a view at the party"),
-    "qualify": ("QUALIFY", "QUALIFY is not supported; compute it in a view at the party"),
-    "windows": ("WINDOW", "WINDOW is not supported; compute it in a view at the party"),
-    "order": ("ORDER", "ORDER BY is not supported: joined rows have an order of their own, see rows()"),
-    "limit": ("LIMIT", "LIMIT is not supported: which rows it keeps is undefined; use WHERE, or split()"),
-    "offset": ("OFFSET", "OFFSET is not supported: which rows it skips is undefined; use WHERE"),
-    "sample": ("SAMPLE", "sampling is not supported in SQL; use split()"),
-}
-_COMPARISONS = (exp.NEQ, exp.GT, exp.GTE, exp.LT, exp.LTE, exp.NullSafeEQ, exp.NullSafeNEQ, exp.Between)
+_COMPARISONS = (exp.NEQ, exp.GT, exp.GTE, exp.LT, exp.LTE, exp.NullSafeNEQ, exp.Between)
 
 
 @dataclass(frozen=True)
@@ -91,7 +80,7 @@ def refuse_clauses(node: exp.Expr, sql: SqlText) -> None:
     for clause, value in node.args.items():
         if value and clause not in allowed:
             word = clause.rstrip("_").upper()
-            keyword, message = _REFUSED_CLAUSES.get(clause, (word, f"{word} is not supported"))
+            keyword, message = CLAUSES.get(clause, (word, f"{word} is not supported, and {NO_WAY}"))
             place = value[-1] if isinstance(value, list) else value
             raise sql.error(message, place, "FETCH" if isinstance(value, exp.Fetch) else keyword)
 
@@ -102,7 +91,8 @@ def _bind_join(join: exp.Join, bound: BoundSelect) -> None:
     words = {str(join.args.get(key) or "").upper() for key in ("side", "kind", "method")} - {""}
     other = sorted(words - {"INNER", "CROSS", "NATURAL", "OUTER"})
     if other:
-        raise sql.error(f"{other[0]} joins are not supported yet; write an inner JOIN", join.this, other[0])
+        advice = JOINS.get(other[0], NO_WAY)
+        raise sql.error(f"{other[0]} joins are not supported; {advice}", join.this, other[0])
     before = list(scope.uses.values())
     right = scope.add(join.this)
     if "NATURAL" in words:
@@ -168,16 +158,24 @@ def _place_condition(condition: exp.Expr, bound: BoundSelect) -> None:
         if len(left.aliases) == len(right.aliases) == 1:
             bound.equalities.append(Equality((left, right), condition))
             return
-        raise scope.sql.error(_two_tables("each side of a join condition must", whole), condition)
-    if isinstance(condition, _COMPARISONS):
+        advice = f"bring each table's columns to one side of the equality, else {NO_WAY}"
+        raise scope.sql.error(f"{_two_tables('each side of a join condition must', whole)}; {advice}", condition)
+    if isinstance(condition, exp.NullSafeEQ):
         raise scope.sql.error(
-            "only equality joins are supported; compare columns of one table, or join on an equal key", condition
+            "IS NOT DISTINCT FROM is not supported between tables; join on =, and by UNION ALL add a SELECT with a "
+            "CROSS JOIN of the rows that are NULL on both sides",
+            condition,
         )
+    if isinstance(condition, _COMPARISONS):
+        raise scope.sql.error(f"only equality joins are supported, for other comparisons {NO_WAY}", condition)
     if condition.find(exp.Or):
         raise scope.sql.error(
-            "OR between conditions of two tables is not supported; write one SELECT per case and UNION them", condition
+            "OR between conditions of two tables is not supported; write one SELECT for each case, joined by UNION: a "
+            "combination of rows that several of them find counts once",
+            condition,
         )
-    raise scope.sql.error(_two_tables("a condition must be an equality of two tables or", whole), condition)
+    start = _two_tables("a condition must be an equality of two tables or", whole)
+    raise scope.sql.error(f"{start}; {NO_WAY}, unless it can be written as equalities, with UNION for OR", condition)
 
 
 def _two_tables(start: str, bound: Bound) -> str:
@@ -190,11 +188,9 @@ def _bind_output(item: exp.Expr, scope: Scope) -> list[SelectedColumn]:
     expression = item.this if isinstance(item, exp.Alias) else item
     bound = scope.bind(expression)
     if not bound.aliases:
-        raise scope.sql.error("a constant is not a feature; select columns of a table", item)
+        raise scope.sql.error("a constant is not a feature; leave it out, the model has an intercept", item)
     if len(bound.aliases) > 1:
-        raise scope.sql.error(
-            f"{_two_tables('an expression must', bound)}; select its parts, the model combines them", item
-        )
+        raise scope.sql.error(f"{_two_tables('an expression must', bound)}; {TWO_TABLES}", item)
     name = item.alias if isinstance(item, exp.Alias) else _default_name(expression, bound)
     return [SelectedColumn(name, bound, from_star=False)]
 
@@ -209,7 +205,9 @@ def _expand_star(item: exp.Expr, scope: Scope) -> list[SelectedColumn]:
     star = item if isinstance(item, exp.Star) else item.this
     for unsupported in ("replace", "rename"):
         if star.args.get(unsupported):
-            raise scope.sql.error(f"* {unsupported.upper()} is not supported; write the column AS a new name", item)
+            raise scope.sql.error(
+                f"* {unsupported.upper()} is not supported; EXCLUDE the column, and select it AS another", item
+            )
     one_table = scope.use(item.table, item) if isinstance(item, exp.Column) else None
     uses = [one_table] if one_table else list(scope.uses.values())
     excluded: set[tuple[str, str]] = set()

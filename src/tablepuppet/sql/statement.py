@@ -13,6 +13,7 @@ from sqlglot import TokenType, exp, parse_one
 from sqlglot.errors import ParseError, SqlglotError
 
 from tablepuppet.errors import QueryError
+from tablepuppet.sql.advice import NO_WAY, PUBLISHED
 from tablepuppet.sql.dialect import AsWritten
 from tablepuppet.sql.expression import BRACKETS, SQLGLOT_FAULTS, bracketed
 from tablepuppet.sql.place import SqlText
@@ -100,18 +101,20 @@ def selects_of(node: exp.Expr, sql: SqlText) -> tuple[list[exp.Select], bool]:
     if isinstance(node, exp.Subquery):
         return selects_of(node.this, sql)
     if isinstance(node, exp.Values):
-        raise sql.error("VALUES is not supported: rows come from published tables")
+        raise sql.error(f"VALUES is not supported; {PUBLISHED}")
     if not isinstance(node, exp.Query):  # SUMMARIZE, DESCRIBE: DuckDB counts them as SELECT
         raise sql.error("only SELECT is supported: a relation reads tables and changes nothing")
     word = type(node).__name__.upper()
     if not isinstance(node, exp.Union):
-        raise sql.error(f"{word} is not supported; only UNION and UNION ALL combine SELECTs", node.expression, word)
+        raise sql.error(
+            f"{word} is not supported, and {NO_WAY}; only UNION and UNION ALL combine SELECTs", node.expression, word
+        )
     if node.args.get("by_name"):
         raise sql.error("UNION BY NAME is not supported yet; write the columns in one order", node.expression, word)
     left, left_distinct = selects_of(node.left, sql)
     right, right_distinct = selects_of(node.right, sql)
     distinct = bool(node.args.get("distinct"))
     if not distinct and (left_distinct or right_distinct):
-        advice = "use one of them throughout"
-        raise sql.error(f"UNION and UNION ALL cannot be mixed in this order; {advice}", node.expression, word)
+        message = f"UNION ALL cannot stand after UNION, and {NO_WAY}; only UNION may stand after UNION ALL"
+        raise sql.error(message, node.expression, word)
     return left + right, distinct

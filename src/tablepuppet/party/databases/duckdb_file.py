@@ -25,15 +25,16 @@ from tablepuppet.party.databases.names import (
 )
 from tablepuppet.party.databases.paths import existing
 from tablepuppet.party.databases.sandbox import allow, count, describe, sandbox
+from tablepuppet.party.databases.view_text import aggregating
 from tablepuppet.sql.query import Comparison
 
 logger = logging.getLogger(__name__)
 
 _CATALOG = """
-    SELECT table_name, false FROM duckdb_tables()
+    SELECT table_name, NULL FROM duckdb_tables()
     WHERE database_name = current_database() AND schema_name = 'main' AND NOT internal
     UNION ALL
-    SELECT view_name, true FROM duckdb_views()
+    SELECT view_name, sql FROM duckdb_views()
     WHERE database_name = current_database() AND schema_name = 'main' AND NOT internal
     ORDER BY 1
 """
@@ -49,7 +50,9 @@ class DuckDBFile:
     def tables(self) -> list[SourceTable]:
         """Every table and view of ``main``; a view that cannot be evaluated is logged and left out."""
         with self._attached() as connection:
-            tables = [self._published(connection, name, is_view) for name, is_view in _catalog(connection).items()]
+            catalog = _catalog(connection)
+            sums = aggregating({name: sql for name, sql in catalog.items() if sql is not None}, "duckdb")
+            tables = [self._published(connection, name, sql is not None, sums) for name, sql in catalog.items()]
             return [table for table in tables if table is not None]
 
     @contextmanager
@@ -72,17 +75,20 @@ class DuckDBFile:
                 raise PartyError(f"Party {self.party!r}: {_why_closed(error, str(path))}") from None
             yield connection
 
-    def _published(self, connection: duckdb.DuckDBPyConnection, name: str, is_view: bool) -> SourceTable | None:
+    def _published(
+        self, connection: duckdb.DuckDBPyConnection, name: str, is_view: bool, sums: frozenset[str]
+    ) -> SourceTable | None:
         try:
-            return SourceTable(name, describe(connection, identifier(name)), count(connection, identifier(name)))
+            columns, rows = describe(connection, identifier(name)), count(connection, identifier(name))
+            return SourceTable(name, columns, rows, name in sums)
         except duckdb.Error:
             what = "view" if is_view else "table"
             logger.warning("Party %r: %s %r cannot be read and is not published", self.party, what, name)
             return None
 
 
-def _catalog(connection: duckdb.DuckDBPyConnection) -> dict[str, bool]:
-    """Tables and views; true for a view."""
+def _catalog(connection: duckdb.DuckDBPyConnection) -> dict[str, str | None]:
+    """Tables and views; of a view its definition."""
     return dict(connection.execute(_CATALOG).fetchall())
 
 
@@ -109,7 +115,7 @@ class _Reader:
         try:
             stored = describe(self.connection, identifier(name))
             asked = find_columns(self.party, name, stored, columns)
-            has_rowid = not catalog[name] and "rowid" not in map(str.lower, stored)  # a column may hide it
+            has_rowid = catalog[name] is None and "rowid" not in map(str.lower, stored)  # a column may hide it
             position = self._position(name, asked, has_rowid=has_rowid)
         except duckdb.Error as error:
             reason = f"cannot be evaluated ({type(error).__name__}); a view may use the tables of its own file only"

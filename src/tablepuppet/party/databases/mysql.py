@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -27,6 +28,7 @@ from tablepuppet.party.databases.names import AskedColumn, identifier, numbered_
 from tablepuppet.party.databases.pushdown import Value
 from tablepuppet.party.databases.sandbox import sandbox
 from tablepuppet.party.databases.server_urls import masked
+from tablepuppet.party.databases.view_text import aggregating
 from tablepuppet.sql.query import Comparison
 
 logger = logging.getLogger(__name__)
@@ -53,6 +55,9 @@ _KEYS = """
     SELECT table_name, column_name, seq_in_index FROM information_schema.statistics
     WHERE table_schema = DATABASE() AND index_name = 'PRIMARY'
 """
+_VIEWS = """
+    SELECT table_name, coalesce(view_definition, '') FROM information_schema.views WHERE table_schema = DATABASE()
+"""  # a definition is empty for a user who may not see it
 _BATCH_ROWS = 65536
 
 
@@ -70,7 +75,8 @@ class MySQL:
         """Every table and view that can be read; the others are logged and left out."""
         with self._connected() as (connection, catalog):
             tables = [self._published(connection, table) for table in catalog.values()]
-            return [table for table in tables if table is not None]
+            sums = aggregating(dict(_rows(connection, _VIEWS)), "mysql")
+            return [replace(table, aggregates=table.name in sums) for table in tables if table is not None]
 
     @contextmanager
     def reader(self) -> Iterator[ForeignReader[_Table]]:

@@ -22,6 +22,7 @@ from tablepuppet.party.databases.postgresql_types import PostgresType
 from tablepuppet.party.databases.pushdown import Value
 from tablepuppet.party.databases.sandbox import sandbox
 from tablepuppet.party.databases.server_urls import check_escapes, check_hosts, masked
+from tablepuppet.party.databases.view_text import aggregating
 from tablepuppet.sql.query import Comparison
 
 _BEGIN = ("BEGIN READ ONLY ISOLATION LEVEL REPEATABLE READ", "SET LOCAL standard_conforming_strings = on")
@@ -47,6 +48,10 @@ _CATALOG = """
     LEFT JOIN pg_index i ON i.indrelid = c.oid AND i.indisprimary
     ORDER BY 1, a.attnum
 """
+_VIEWS = """
+    SELECT relname::text AS name, pg_get_viewdef(oid) AS sql FROM pg_class
+    WHERE relnamespace = current_schema()::regnamespace AND relkind IN ('v', 'm')
+"""
 
 
 _Table = ForeignTable[PostgresType]
@@ -62,8 +67,9 @@ class PostgreSQL:
     def tables(self) -> list[SourceTable]:
         """Every table and view of the current schema that the user may read."""
         with self._connected() as connection:
+            sums = aggregating({row["name"]: row["sql"] for row in _rows(connection, _VIEWS)}, "postgres")
             return [
-                SourceTable(table.name, table.columns, self._count(connection, table))
+                SourceTable(table.name, table.columns, self._count(connection, table), table.name in sums)
                 for table in _catalog(connection).values()
             ]
 

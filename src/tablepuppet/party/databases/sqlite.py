@@ -25,6 +25,7 @@ from tablepuppet.party.databases.paths import existing
 from tablepuppet.party.databases.pushdown import Value
 from tablepuppet.party.databases.sandbox import sandbox
 from tablepuppet.party.databases.sqlite_types import SQLiteType, duckdb_type, type_of_values
+from tablepuppet.party.databases.view_text import aggregating
 from tablepuppet.sql.query import Comparison
 
 logger = logging.getLogger(__name__)
@@ -34,6 +35,7 @@ _CATALOG = """
     WHERE schema = 'main' AND type IN ('table', 'view', 'virtual') AND substr(name, 1, 7) <> 'sqlite_'
     ORDER BY name
 """
+_VIEWS = "SELECT name, sql FROM sqlite_schema WHERE type = 'view'"
 _COLUMNS = "SELECT name, type, pk FROM pragma_table_xinfo(?) WHERE hidden <> 1 ORDER BY cid"
 _ROWIDS = ("rowid", "_rowid_", "oid")  # names of it, of which a column may take some
 _BATCH_ROWS = {StatementOptions.BATCH_ROWS.value: "65536"}
@@ -59,7 +61,8 @@ class SQLite:
         """Every table and view; a view that cannot be evaluated is logged and left out."""
         with self._connected() as connection:
             tables = [self._published(connection, *entry) for entry in _rows(connection, _CATALOG)]
-            return [table for table in tables if table is not None]
+            sums = aggregating(dict(_rows(connection, _VIEWS)), "sqlite")
+            return [replace(table, aggregates=table.name in sums) for table in tables if table is not None]
 
     @contextmanager
     def reader(self) -> Iterator[ForeignReader[_Table]]:
