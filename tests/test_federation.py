@@ -147,6 +147,25 @@ def test_an_empty_catalog_gives_a_hint(tmp_path: Path) -> None:
         fed.sql("SELECT x FROM t")
 
 
+def test_a_view_that_aggregates_beside_other_shards_is_a_warning(tmp_path: Path) -> None:
+    """Each shard sums up its own rows: the catalog and every query say so; one shard alone is nothing to warn of."""
+    for party in ("east", "west"):
+        with duckdb.connect(str(tmp_path / f"{party}.duckdb")) as connection:
+            connection.execute("CREATE TABLE orders AS SELECT i % 3 AS customer, i AS price FROM range(9) t(i)")
+            select = "SELECT customer, sum(price)::BIGINT AS total FROM orders GROUP BY customer"
+            connection.execute(f"CREATE VIEW totals AS {select}; CREATE VIEW {party}_only AS FROM totals")
+    urls = {party: f"duckdb:///{tmp_path}/{party}.duckdb" for party in ("east", "west")}
+    fed = tp.Federation(urls)
+    warned = warnings_of(fed)
+    fed.catalog()
+    fed.sql("SELECT total FROM totals")
+    assert [(event.name, event.fields) for event in warned] == [("catalog.partly_aggregated", {"table": "totals"})] * 2
+    assert "sums up that party's own rows only" in warned[0].message
+    for sql in ("SELECT total FROM east.totals", "SELECT total FROM west_only", "SELECT price FROM orders"):
+        fed.sql(sql)
+    assert len(warned) == 2
+
+
 def test_missing_database(tmp_path: Path) -> None:
     """A database that is not there is found missing when it is first asked, by party and path, and is not created."""
     for url in (f"duckdb:///{tmp_path}/no.duckdb", f"sqlite:///{tmp_path}/no.db", f"parquet:///{tmp_path}/no"):

@@ -36,9 +36,9 @@ ELSEWHERE = {
 }
 
 FORMULAS = {
-    "C": "l2 = 1 / (C N), over N joined rows",
+    "C": "l2 = 1 / (C N) over N joined rows, half of that for LinearSVC",
     "alpha": "l2 = alpha / N over N joined rows for Ridge and MLP, l2 = alpha for SGD",
-    "reg_lambda": "l2 = reg_lambda / N, over N joined rows",
+    "reg_lambda": "l2 = reg_lambda / N over N joined rows",
     "weight_decay": "l2 = weight_decay",
 }
 """Settings of other libraries that are the same as one here only after a calculation."""
@@ -69,7 +69,7 @@ def setting_meant(name: str, known: Iterable[str]) -> str:
     >>> setting_meant("max_iter", ["rounds", "seed"])
     "; here it is 'rounds'"
     >>> setting_meant("C", ["l2", "seed"])
-    "; here it is 'l2': l2 = 1 / (C N), over N joined rows"
+    "; here it is 'l2': l2 = 1 / (C N) over N joined rows, half of that for LinearSVC"
     """
     names = list(known)
     here = ELSEWHERE.get(name)

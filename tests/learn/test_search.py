@@ -256,6 +256,13 @@ def test_names_of_scikit_learn_are_known() -> None:
     for name, here in (("scoring", "metric"), ("cv", "folds"), ("param_grid", "grid")):
         with pytest.raises(ArgumentError, match=f"has no argument '{name}'; here it is '{here}'"):
             made(tp.LinearRegression(), {"l2": [1.0]}, **{name: 3})
+    learners: Any = tp
+    for made, name, formula in (  # which test_l2_is_that_of_scikit_learn proves
+        (learners.LogisticRegression, "C", r"l2 = 1 / \(C N\) over N joined rows"),
+        (learners.LinearRegression, "alpha", "l2 = alpha / N over N joined rows for Ridge"),
+    ):
+        with pytest.raises(tp.TablePuppetError, match=f"here it is 'l2': {formula}"):
+            made(**{name: 1.0})
 
 
 def test_settings_that_are_objects_are_text_in_arrow(tmp_path: Path) -> None:

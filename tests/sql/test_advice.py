@@ -198,7 +198,7 @@ def _text(node: ast.expr, function: ast.FunctionDef, module: Any) -> str:
         case ast.FormattedValue(value=ast.Name(id=name)) | ast.Name(id=name) if isinstance(
             getattr(module, name, 0), str
         ):
-            return re.escape(getattr(module, name))
+            return re.escape(str(getattr(module, name)))
         case ast.Name(id=name):
             given = [each.value for each in ast.walk(function) if isinstance(each, ast.Assign) and _sets(each, name)]
             return _text(given[0], function, module) if given else ".*"

@@ -7,8 +7,8 @@ function is a name with arguments. What has a grammar of its own, such as ``CAST
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import ClassVar
+from collections.abc import Callable
+from typing import Any, ClassVar
 
 from sqlglot import TokenType, exp
 from sqlglot.dialects.duckdb import DuckDB
@@ -32,11 +32,11 @@ class AsWritten(DuckDB):
         """Reads calls as `exp.Anonymous`, and units and numbers of intervals as they are."""
 
         FUNCTIONS: ClassVar[dict[str, Callable[..., exp.Expr]]] = {}
-        FUNCTION_PARSERS: ClassVar[Mapping[str, Callable[..., exp.Expr | None]]] = {
+        FUNCTION_PARSERS: ClassVar[dict[str, Callable[..., Any]]] = {
             **{name: DuckDBParser.FUNCTION_PARSERS[name] for name in _GRAMMAR},
             "EXTRACT": lambda self: self._parse_date_part(),
         }
-        NO_PAREN_FUNCTION_PARSERS: ClassVar[Mapping[str, Callable[..., exp.Expr | None]]] = {
+        NO_PAREN_FUNCTION_PARSERS: ClassVar[dict[str, Callable[[Any], Any]]] = {
             **_WITHOUT_BRACKETS,
             "@": lambda self: call("abs", self._parse_bitwise()),
         }

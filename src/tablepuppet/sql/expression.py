@@ -90,7 +90,7 @@ _REASONS = (
 )
 
 
-BRACKETS = "write brackets around its parts, or a plainer operator for the same"
+TWO_WAYS = "this could be read in two ways; write brackets around its parts, or a plainer operator for the same"
 
 
 class Refused(Exception):  # noqa: N818 - not an error of ours: parse.py turns it into a QueryError with a place
@@ -130,9 +130,15 @@ def _needs_none(part: exp.Expr) -> bool:
 
 
 def written(node: exp.Expr) -> str:
-    """Canonical DuckDB SQL of an expression: without brackets, unless DuckDB would then read something else."""
+    """Canonical DuckDB SQL of an expression: without brackets, unless DuckDB would then read something else.
+
+    Raises `Refused` for what DuckDB cannot read even with brackets.
+    """
     text, safe = render(node), bracketed(node)
-    return text if is_plain_column(node) or are_read_alike([safe, text]) else safe
+    try:
+        return text if is_plain_column(node) or are_read_alike([safe, text]) else safe
+    except Unread:
+        raise Refused(TWO_WAYS, node) from None
 
 
 def is_plain_column(node: exp.Expr) -> bool:
@@ -237,7 +243,7 @@ def _checked(text: str) -> exp.Expr:
         names = {column.name for column in node.find_all(exp.Column)}
         if not is_plain_column(node) and not are_read_alike([text, bracketed(node), render(node)], names):
             if not are_read_alike([text, bracketed(node)], names):
-                raise Refused(f"this could be read in two ways; {BRACKETS}")
+                raise Refused(TWO_WAYS)
             node = parse_one(bracketed(node), dialect=AsWritten)
     except (SqlglotError, RecursionError, Unread, *SQLGLOT_FAULTS) as error:
         raise QueryError("an expression of the plan cannot be parsed") from error

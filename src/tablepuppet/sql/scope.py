@@ -154,5 +154,9 @@ class Scope:
             resolved.add((alias, name))
             return exp.column(identifier(name))
 
-        text = written(node.copy().transform(strip))
+        stripped = node.copy().transform(strip)
+        try:
+            text = written(stripped)
+        except Refused as refused:
+            raise self.sql.error(str(refused), node) from None
         return Bound(text, frozenset(alias for alias, _ in resolved), frozenset(resolved), node)

@@ -15,10 +15,10 @@ from sqlglot.errors import ParseError, SqlglotError
 from tablepuppet.errors import QueryError
 from tablepuppet.sql.advice import NO_WAY, PUBLISHED
 from tablepuppet.sql.dialect import AsWritten
-from tablepuppet.sql.expression import BRACKETS, SQLGLOT_FAULTS, bracketed
+from tablepuppet.sql.expression import SQLGLOT_FAULTS, TWO_WAYS, bracketed
 from tablepuppet.sql.place import SqlText
 from tablepuppet.sql.quiet_duckdb import scratch
-from tablepuppet.sql.reading import difference
+from tablepuppet.sql.reading import Unread, difference
 from tablepuppet.sql.select import refuse_clauses
 
 _UNREAD = "this SQL is not supported yet; write it in a simpler way"
@@ -44,12 +44,15 @@ def tree_of(sql: SqlText) -> exp.Expr:
 
 def require_read_alike(sql: SqlText, tree: exp.Expr) -> None:
     """Raise unless DuckDB reads the text as the tree says: sqlglot has an order of operators of its own."""
-    found = difference(sql.text, bracketed(tree))
+    try:
+        found = difference(sql.text, bracketed(tree))
+    except Unread:
+        raise sql.error(TWO_WAYS) from None
     if found is not None:
         start, length = found
         encoded = sql.text.encode()
         first, last = (len(encoded[:end].decode(errors="ignore")) for end in (start, start + length))
-        raise sql.error_at(f"this could be read in two ways; {BRACKETS}", (first, last))
+        raise sql.error_at(TWO_WAYS, (first, last))
 
 
 def unread(sql: SqlText, error: SqlglotError | RecursionError) -> QueryError:
