@@ -119,8 +119,13 @@ def _shape_sums(values: NDArray[np.float64], weights: NDArray[np.float64], mean:
 def released_numbers(table: LocalTable, view: str, name: str) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
     """(the numbers of a column, which rows have one); none has if fewer than ``min_group`` different rows have."""
     values, present = numbers(table.column(name, view))
+    return values, shown(table, view, present)
+
+
+def shown(table: LocalTable, view: str, present: NDArray[np.bool_]) -> NDArray[np.bool_]:
+    """Which rows have a number, for statistics; none has if fewer than ``min_group`` different rows have."""
     enough = table.grant.is_group(int(np.count_nonzero(present & table.view(view).firsts)))
-    return values, present if enough else np.zeros_like(present)
+    return present if enough else np.zeros_like(present)
 
 
 def present_numbers(table: LocalTable, view: str, name: str) -> tuple[NDArray[np.float64], NDArray[np.float64]]:

@@ -201,10 +201,11 @@ def encoder_names(client: Client, encoding: Encoding) -> dict[str, list[str | No
     return found | {each.column.qualified: list(each.more) for each in encoders if not len(each.digests)}
 
 
-def apply_encoding(client: Client, encoding: Encoding) -> None:
+def apply_encoding(client: Client, encoding: Encoding, *, learned: bool = False) -> None:
     """Let parties encode their rows of a relation, if they have not; the result stays there under the encoding's id.
 
-    LearnError if one would not recognise the categories of a loaded model.
+    ``learned``: it was fitted to the statistics of these rows, which are encoded as these statistics have them.
+    LearnError if a party would not recognise the categories of a loaded model.
     """
     if encoding.id in client.encodings:
         return
@@ -221,6 +222,7 @@ def apply_encoding(client: Client, encoding: Encoding) -> None:
             "means": np.array([encoder.mean for encoder in kept]),
             "scales": np.array([encoder.scale for encoder in kept]),
             "private": encoding.private,
+            **({"learned": True} if learned else {}),
             **read_arguments(table),
         }
 
@@ -283,6 +285,7 @@ def build(
     scales: Scales,
     categories: Sequence[tuple[str, KeyFamily]],
     private: bool = False,
+    learned: bool = False,
     steps: Sequence[StepSpec] = (),
     **digests: NDArray[np.uint8],
 ) -> Values:
@@ -291,10 +294,13 @@ def build(
     ``digests`` are the known categories. There is a mean and a scale for each column of numbers that the steps leave.
     Rows of a table whose policy demands noise are encoded for noise, whatever the caller says. What steps make of a row
     depends on its own cells and on arguments only, and null records are all zeros after them: so a row's part of what
-    noise is added to is bounded as without steps.
+    noise is added to is bounded as without steps. Without noise, rows that a model learns from (``learned``) are as
+    statistics have them: what ``min_group`` hides then depends on other rows too.
     """
     private, named = private or table.must_hide, [*columns, *(name for name, _ in categories)]
-    frame, shapes = read_frame(table, "encode.build", view, encoding, columns, categories, steps, digests, private)
+    frame, shapes = read_frame(
+        table, "encode.build", view, encoding, columns, categories, steps, digests, private, learned
+    )
     if means.shape != (len(shapes.numbers),) or scales.shape != means.shape:
         raise PartyError(f"party {table.grant.party!r}: encode.build needs a mean and a scale for each of its columns")
     rows = len(table.view(view).row_ids)
@@ -318,7 +324,7 @@ def build(
     lists = tuple(
         KnownCategories(name, kind, listed)
         for name, (kind, listed) in frame.categories.items()
-        if name in shapes.coded and len(listed)
+        if name in shapes.coded and name in shapes.listed and len(listed)
     )
     data = EncodedTable(dense, tuple(coded), tuple(shapes.coded.values()), lists)
     table.state[f"{view}/{encoding}"] = EncodedShard(data, table.view(view), private)
@@ -349,7 +355,7 @@ def _encoded(table: LocalTable, view: str, encoding: str) -> EncodedShard:
 def read_frame(
     table: LocalTable, op_name: str, view: str, blinding: str, columns: Sequence[str],
     categories: Sequence[tuple[str, str]], steps: Sequence[StepSpec], digests: Mapping[str, NDArray[np.uint8]],
-    private: bool = False,
+    private: bool = False, learned: bool = False,
 ) -> tuple[Frame, Shapes]:  # fmt: skip
     """The columns that an op reads, and the shapes of those that steps leave; no row is read yet.
 
@@ -372,4 +378,4 @@ def read_frame(
         shapes = Shapes.of(columns, {name: len(listed) for name, (_, listed) in known.items()}, steps)
     except PartyError as error:
         raise PartyError(f"{where}: {error}") from None
-    return Frame(table, view, blinding, known, private), shapes
+    return Frame(table, view, blinding, known, private, learned and not private), shapes

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,6 +12,7 @@ from tablepuppet.errors import PartyError
 from tablepuppet.mapping.digests import number_digests
 from tablepuppet.party.blind import Blinded, blind
 from tablepuppet.party.local_table import LocalTable
+from tablepuppet.prep.columns.statistics import shown
 from tablepuppet.prep.columns.values import numbers
 
 Floats = NDArray[np.float64]
@@ -40,14 +41,19 @@ AnyColumn = NumberColumn | CodedColumn
 
 @dataclass
 class Frame:
-    """Columns by name, read when a step or a caller needs them."""
+    """Columns by name, read when a step or a caller needs them.
+
+    ``learned``: statistics are taken of these rows, or a model learns from them. Both see the same columns, in which
+    there is nothing that the policy's ``min_group`` hides from statistics: numbers that fewer rows have are missing,
+    and a flag that fewer rows have, or lack, is the same everywhere. Rows to predict are as they are, each by itself.
+    """
 
     table: LocalTable
     view: str
     blinding: str
     categories: Mapping[str, tuple[str, NDArray[np.uint8]]]  # family, and the digests that have codes
     private: bool = False  # numbers are within the policy's bounds, and those that are not finite are missing
-    few: set[str] = field(default_factory=set, init=False)  # columns that fewer rows than min_group had before a fill
+    learned: bool = False
     _changed: dict[str, AnyColumn] = field(default_factory=dict, init=False)
 
     def number(self, name: str) -> NumberColumn:
@@ -60,7 +66,7 @@ class Frame:
             bounds = self.table.grant.outputs[name].rule.bounds
             present = present & np.isfinite(values)
             values = values if bounds is None else np.clip(values, *bounds)
-        return NumberColumn(values, present)
+        return NumberColumn(values, shown(self.table, self.view, present) if self.learned else present)
 
     def coded(self, name: str) -> CodedColumn:
         """A column of codes."""
@@ -74,20 +80,31 @@ class Frame:
 
     def missing(self, name: str) -> Mask:
         """Which rows have no value in a column, of numbers or of codes."""
-        is_coded = isinstance(self._changed[name], CodedColumn) if name in self._changed else name in self.categories
-        return self.coded(name).missing if is_coded else ~self.number(name).present
+        return self.coded(name).missing if self.is_coded(name) else ~self.number(name).present
+
+    def is_coded(self, name: str) -> bool:
+        """Whether a column has codes now, else numbers."""
+        return isinstance(self._changed[name], CodedColumn) if name in self._changed else name in self.categories
 
     def put(self, name: str, column: AnyColumn) -> None:
         """Change or add a column."""
+        if self.learned and isinstance(column, NumberColumn):
+            is_filled = column.present.all() and not self.is_coded(name)  # then no row differs by having a number
+            column = column if is_filled else replace(column, present=shown(self.table, self.view, column.present))
         self._changed[name] = column
 
     def drop(self, name: str) -> None:
         """Forget what a column has become."""
         self._changed.pop(name, None)
 
-    def has_few(self, column: NumberColumn) -> bool:
-        """Whether fewer rows than ``min_group`` have a number."""
-        return not self.table.grant.is_group(int(np.count_nonzero(column.present & self.table.view(self.view).firsts)))
+    def flag(self, is_set: Mask) -> NumberColumn:
+        """A column of 0 and 1."""
+        if self.learned:
+            firsts, grant = self.table.view(self.view).firsts, self.table.grant
+            ones, rows = int(np.count_nonzero(is_set & firsts)), int(np.count_nonzero(firsts))
+            if not (grant.is_group(ones) and grant.is_group(rows - ones)):
+                is_set = np.full_like(is_set, 2 * ones > rows)
+        return NumberColumn(is_set.astype(np.float64), np.ones_like(is_set))
 
 
 def codes_of(digests: NDArray[np.uint8], known: NDArray[np.uint8]) -> NDArray[np.int32]:

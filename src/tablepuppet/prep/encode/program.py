@@ -23,6 +23,7 @@ class Shapes:
 
     sizes: dict[str, int] = field(default_factory=dict)
     unchanged: set[str] = field(default_factory=set)  # categories that no step has changed yet
+    listed: set[str] = field(default_factory=set)  # columns whose first codes are those of the digests still
 
     @classmethod
     def of(cls, numbers: Iterable[str], categories: Mapping[str, int], steps: Iterable[StepSpec]) -> Shapes:
@@ -30,7 +31,7 @@ class Shapes:
 
         Raises PartyError if a step does not fit.
         """
-        found = cls(dict.fromkeys(numbers, NUMBERS) | dict(categories), set(categories))
+        found = cls(dict.fromkeys(numbers, NUMBERS) | dict(categories), set(categories), set(categories))
         for step in steps:
             found.follow(step)
         return found
@@ -63,6 +64,7 @@ class Shapes:
             before, after = self.sizes[name], step.size_after(self.sizes[name], name in self.unchanged)
             if (before == NUMBERS) != (after == NUMBERS):
                 del self.sizes[name]
+                self.listed.discard(name)
             self.sizes[name] = after
             self.unchanged.discard(name)
 

@@ -191,8 +191,6 @@ class Fill(ColumnStep, frozen=True, tag="fill"):
         column = frame.number(self.column)
         if column.present.all():
             return column
-        if frame.has_few(column):
-            frame.few.add(self.column)
         values = np.where(column.present, column.values, self.value)
         return NumberColumn(values, np.ones_like(column.present))
 
@@ -239,7 +237,10 @@ class Missing(ColumnStep, frozen=True, tag="missing"):
     output: str
 
     def run(self, frame: Frame) -> AnyColumn:
-        return _flag(frame.missing(self.column))
+        missing = frame.missing(self.column)
+        if frame.is_coded(self.column):
+            return frame.flag(missing)
+        return NumberColumn(missing.astype(np.float64), np.ones_like(missing))  # how many have a number is no secret
 
     def bounds(self, known: Mapping[str, Bounds]) -> Bounds | None:
         return FLAG
@@ -254,14 +255,10 @@ class Outside(ColumnStep, frozen=True, tag="outside"):
 
     def run(self, frame: Frame) -> AnyColumn:
         column = frame.number(self.column)
-        return _flag(column.present & ((column.values < self.low) | (column.values > self.high)))
+        return frame.flag(column.present & ((column.values < self.low) | (column.values > self.high)))
 
     def bounds(self, known: Mapping[str, Bounds]) -> Bounds | None:
         return FLAG
-
-
-def _flag(is_set: NDArray[np.bool_]) -> NumberColumn:
-    return NumberColumn(is_set.astype(np.float64), np.ones_like(is_set))
 
 
 class Part(ColumnStep, frozen=True, tag="date_part"):

@@ -25,9 +25,9 @@ from tablepuppet.party.release import Release
 from tablepuppet.party.returns import JOINED, Asked, Numbers
 from tablepuppet.prep.columns.statistics import KeyFamily, centred_sums, check_sums
 from tablepuppet.prep.encode.encode import read_frame
-from tablepuppet.prep.encode.frame import CodedColumn, Frame, NumberColumn
+from tablepuppet.prep.encode.frame import CodedColumn, NumberColumn
 from tablepuppet.prep.encode.program import Shapes, needed_for, run
-from tablepuppet.prep.encode.specs import Missing, Outside, StepSpec
+from tablepuppet.prep.encode.specs import StepSpec
 from tablepuppet.prep.explore.distribution import mark_of_rows
 
 
@@ -83,35 +83,22 @@ def derived_sums(
 ) -> Values:  # fmt: skip
     """Sums of ``wanted`` columns after ``steps``, each row as often as it is joined."""
     steps = needed_for(steps, wanted)
-    frame, shapes = read_frame(table, "prep.sums", view, blinding, columns, categories, steps, digests)
+    frame, shapes = read_frame(table, "prep.sums", view, blinding, columns, categories, steps, digests, learned=True)
     if len(set(wanted)) < len(wanted) or not set(wanted) <= shapes.sizes.keys():
         raise PartyError(f"party {table.grant.party!r}: prep.sums takes names of existing columns, each once")
     _count(table, view, wanted, steps)
     run(steps, frame)
-    flags = {step.output for step in steps if isinstance(step, Outside | Missing)}
-    sums = []
-    for name in (name for name in wanted if name in shapes.numbers):
-        column, is_flag = frame.number(name), name in flags
-        if not is_flag and frame.few & _read_for(steps, [name]):  # what a step has filled is as it was before
-            column = NumberColumn(column.values, np.zeros_like(column.present))
-        sums.append(_sums(frame, column, is_flag=is_flag, is_public=not _hidden(table, steps, name)))
+    numbers = [name for name in wanted if name in shapes.numbers]
+    sums = [_sums(table, view, frame.number(name), is_public=not _hidden(table, steps, name)) for name in numbers]
     weights = [_weights(table, view, frame.coded(name), shapes.coded[name]) for name in wanted if name in shapes.coded]
     return {"sums": np.array(sums, np.float64).reshape(-1, 8), "weights": np.concatenate([np.zeros(0), *weights])}
 
 
-def _sums(frame: Frame, column: NumberColumn, *, is_flag: bool, is_public: bool) -> list[float]:
-    """The sums of a column; a flag counts as constant if too few rows have it set, or not set."""
-    rows, values, grant = frame.table.view(frame.view), column.values, frame.table.grant
-    present = np.zeros_like(column.present) if frame.has_few(column) else column.present
-    if is_flag:
-        set_ = int(np.count_nonzero((values == 1.0) & rows.firsts))
-        rest = int(np.count_nonzero(rows.firsts)) - set_
-        if not (grant.is_group(set_) and grant.is_group(rest)):
-            values = np.full_like(values, float(set_ > rest))
-    weights = rows.counts.astype(np.float64)
-    values = values[present]
+def _sums(table: LocalTable, view: str, column: NumberColumn, *, is_public: bool) -> list[float]:
+    weights = table.view(view).counts.astype(np.float64)
+    values = column.values[column.present]
     ends = [float(values.min()), float(values.max())] if is_public and len(values) else [math.nan, math.nan]
-    return [*centred_sums(values, weights[present]), float(weights.sum()), *ends]
+    return [*centred_sums(values, weights[column.present]), float(weights.sum()), *ends]
 
 
 def _weights(table: LocalTable, view: str, column: CodedColumn, size: int) -> NDArray[np.float64]:

@@ -150,7 +150,7 @@ def fit_encoding(
         described=() if pipeline is DEFAULT else tuple(map(str, pipeline)),
         iv_=attempt.information,
     )
-    apply_encoding(client, encoding)
+    apply_encoding(client, encoding, learned=noise is None)
     return encoding.to_predict()
 
 

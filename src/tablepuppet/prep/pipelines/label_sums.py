@@ -73,7 +73,7 @@ def sent_codes(
     A code that fewer rows have is sent as one that is not listed.
     """
     steps = needed_for(steps, wanted)
-    frame, shapes = read_frame(table, "prep.codes", view, blinding, columns, categories, steps, digests)
+    frame, shapes = read_frame(table, "prep.codes", view, blinding, columns, categories, steps, digests, learned=True)
     if len(set(wanted)) < len(wanted) or not set(wanted) <= shapes.coded.keys():
         raise PartyError(f"party {table.grant.party!r}: prep.codes takes names of columns of codes, each once")
     rows = table.view(view)
