@@ -35,6 +35,7 @@ from tablepuppet import prep
 from tablepuppet.prep.columns.days import DatePart
 from tablepuppet.prep.encode.program import Shapes
 from tablepuppet.prep.encode.specs import Missing, Product
+from tablepuppet.prep.pipelines.fit import foresee
 from tablepuppet.prep.pipelines.steps.bins import How
 from tablepuppet.prep.pipelines.steps.bounds import Method
 from tests.relations import Parties, federation, materialised, warnings_of
@@ -317,6 +318,64 @@ def test_drops() -> None:
     assert reasons["t.b"] == "lacks a value in 67% of the joined rows"
     assert reasons["t.a"].startswith("has a variance of 0.002")
     assert reasons["t.e"] == "has one value only"
+
+
+def test_drops_after_a_fill() -> None:
+    """They look at the column as the steps before have left it: filled, nothing is missing, and it may be constant."""
+    some = [None, "a", "a", None, "b"]
+    table = {"c": some, "e": [None, "a", "a", "a", "a"], "n": [None, 2, 2, 3, None], "x": [1.0, 2.0, 3.0, None, None]}
+    with tempfile.TemporaryDirectory() as folder:
+        fed = federation(Path(folder), {"p0": {"t": pa.table(table)}})
+        steps = [prep.Impute("mode", columns=["c", "e"]), prep.Impute("median", columns=["x"])]
+        for drop, left in ((prep.DropMissing(0.1), {"c", "e", "x"}), (prep.DropConstant(), {"c", "n", "x"})):
+            relation = fed.sql("SELECT * FROM t", prep=prep.Pipeline([*steps, drop]))
+            encoding = relation.fit_encoding()
+            kept = {each.name for each in encoding.encoded}
+            assert kept == left - ({"e"} if drop.name == "DropMissing" else set())  # one value: dropped at the end
+
+
+def test_a_fill_that_is_a_category() -> None:
+    """Missing becomes that category, not a second one of its name; numbers as categories are compared as numbers."""
+    table = {"c": ["a", None, "b", "b", "a", "a"], "q": [10, 10, 10, 9, 9, None]}
+    with tempfile.TemporaryDirectory() as folder:
+        fed = federation(Path(folder), {"p0": {"t": pa.table(table)}}, wire="float64")
+        steps: list[Any] = [prep.Impute("constant", fill="b", columns=["c"])]
+        for fill, sums in ((9.0, [3.0, 3.0]), ("9", [3.0, 3.0]), ("none", [3.0, 2.0, 1.0])):
+            pipeline = prep.Pipeline([*steps, prep.Impute("constant", fill=fill, columns=["q"])])
+            matrix = fed.sql("SELECT * FROM t", categorical=["q"], prep=pipeline).matrix()
+            assert (matrix @ np.eye(matrix.shape[1])).sum(axis=0).tolist() == [3.0, 3.0, *sums]
+
+
+def test_numbers_as_categories_have_the_order_of_numbers() -> None:
+    """`Ordinal` of a number that is listed in ``categorical`` sorts by value, a fill among the others."""
+    table = {"q": [100, 9, 10, -2, None, 9], "f": [2, 1, 3, None, 1, 1]}
+    with tempfile.TemporaryDirectory() as folder:
+        fed = federation(Path(folder), {"p0": {"t": pa.table(table)}}, wire="float64")
+        steps = [prep.Impute("constant", fill=50, columns=["q"]), prep.Impute("mode", columns=["f"]), prep.Ordinal()]
+        matrix = fed.sql("SELECT q, f FROM t", categorical=["q", "f"], prep=prep.Pipeline(steps)).matrix()
+        assert (matrix @ np.eye(2)).T.tolist() == [[4.0, 1.0, 2.0, 0.0, 3.0, 1.0], [1.0, 0.0, 2.0, 0.0, 0.0, 0.0]]
+
+
+@pytest.mark.parametrize(
+    "steps",
+    [
+        [prep.Log(columns=["x"]), prep.MinMax(columns=["x"])],
+        [prep.DropMissing(0.05), prep.Impute("median")],
+        [prep.DropMissing(0.05), prep.Impute("mode", columns=["w"])],
+        [prep.DropConstant(20.0, columns=["x"]), prep.Winsorize(columns=["x"])],
+        [prep.Outliers("iqr", "null", 0.1, columns=["x"]), prep.MinMax(columns=["x"])],
+        [prep.DropConstant(columns=["c"]), prep.OneHot(max_categories=2, columns=["c"])],
+        [prep.Clip(3.0, 3.5, columns=["x"]), prep.Bin(4, "height", columns=["x"]), prep.Bin(2, columns=["w"])],
+        [prep.Recode(columns=["c"]), prep.Bin(2, columns=["c"])],
+    ],
+)  # fmt: skip
+def test_steps_that_need_more_than_was_foreseen(steps: list[Any]) -> None:
+    """What a first trip does not bring is asked for: every column is a feature, or is left out for a reason."""
+    found = prepared(4, steps)
+    assert np.isfinite(found.features.to_numpy()).all()
+    assert found.trips <= foresee(found.relation.prep, found.relation.plan, 256).trips
+    with pytest.raises(tp.LearnError, match="is no column"):  # a name that there is not is no column that waits
+        prepared(4, [*steps, prep.Standardize(columns=["nothing"])])
 
 
 def test_a_constant_is_only_centred() -> None:

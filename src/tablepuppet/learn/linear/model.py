@@ -70,7 +70,9 @@ class Sums:
         for alias in self.aliases:
             gram = self.lou.add(grams[alias], "gram")
             if self.noise is None:
-                self.parts[alias] = ridge_parameters(gram, self.encoding.means(alias), self.spec.outputs)
+                numbers = len(self.encoding.numbers[alias])  # then 0 and 1, whose counts leave out what min_group hides
+                means = np.append(self.encoding.means(alias)[:numbers], gram.diagonal()[numbers:])
+                self.parts[alias] = ridge_parameters(gram, means, self.spec.outputs)
             else:
                 noise = gram_noise(self.encoding.columns(alias), self.noise.of_gram(self._rows(alias)))
                 self.parts[alias] = noisy_ridge_parameters(

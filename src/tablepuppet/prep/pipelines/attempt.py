@@ -70,7 +70,8 @@ class Column:
     moments: Moments | None = None  # None: not known without asking
     ranks: Callable[[], Ranks] | None = None  # None: its order is not known
     is_filled: bool = False  # nothing is missing
-    digests: NDArray[np.uint8] = field(default_factory=lambda: NO_DIGESTS)  # categories that have codes
+    read_by: NDArray[np.uint8] = field(default_factory=lambda: NO_DIGESTS)  # categories that have codes as it is read
+    digests: NDArray[np.uint8] = field(default_factory=lambda: NO_DIGESTS)  # those that have codes now
     weights: NDArray[np.float64] | None = None  # joined rows by code; None: not known without asking
     more: tuple[str, ...] = ()  # codes after those of the digests
     missing: float = 0.0  # joined rows without a category
@@ -99,6 +100,7 @@ class Attempt:
     def __init__(self, statistics: Statistics, max_categories: int):
         self.statistics, self.max_categories = statistics, max_categories
         self.step = ""  # the name of the step that runs
+        self._placeholders = 0  # how many were used before the step that runs
         self.columns: dict[str, Column] = {}
         self.program: dict[str, list[StepSpec]] = {}
         self.dropped: dict[str, tuple[Column, str]] = {}  # with reasons
@@ -173,23 +175,32 @@ class Attempt:
     @contextmanager
     def fitting(self, column: Column) -> Iterator[None]:
         """A column waits if statistics of it are not known yet, and is left out if it turns out to be no feature."""
-        before = self.statistics.placeholders
+        self._placeholders = self.statistics.placeholders
         try:
             yield
-            column.is_guessed |= self.statistics.placeholders > before
+            column.is_guessed |= self.statistics.placeholders > self._placeholders
         except NotYetKnown:
             column.waits = True
-        except LearnError:
-            if not column.is_guessed and self.statistics.placeholders == before:
-                raise
-            column.waits = True  # placeholders need not fit each other
         except Dropped as error:
-            self.drop(column, str(error))
+            if self._is_unsure(column):
+                column.waits = True
+            else:
+                del self.columns[column.name]
+                self.dropped[column.name] = (column, str(error))
 
-    def drop(self, column: Column, reason: str) -> None:
-        """Leave a column out."""
-        del self.columns[column.name]
-        self.dropped[column.name] = (column, reason)
+    def _is_unsure(self, column: Column) -> bool:
+        """Whether statistics are made up, or placeholders: they need not fit each other, or a step."""
+        guessed = column.is_guessed or self.statistics.placeholders > self._placeholders
+        return guessed or self.statistics.is_made_up
+
+    def refusal(self, column: Column, message: str) -> Exception:
+        """The error for values that do not allow a step; a column waits if they are no values of the column."""
+        return NotYetKnown() if self._is_unsure(column) else LearnError(message)
+
+    def drop_for(self, reason: str) -> None:
+        """Leave the column out that a step is fitted to; it stays if statistics are made up, with what follows it."""
+        if not self.statistics.is_made_up:
+            raise Dropped(reason)
 
     def hide(self, column: Column) -> None:
         """Replace a column by those that were made of it."""
@@ -202,10 +213,11 @@ class Attempt:
         if column.moments is None:
             found = self._summary(column)
             if found.not_finite:
-                raise LearnError(
+                raise self.refusal(
+                    column,
                     f"column {column.column.qualified} has values that are not finite (NaN or infinity) in "
                     f"{round(found.not_finite):,} joined rows; filter them, or make them NULL with CASE "
-                    f"{self.statistics.owners(column.alias)}"
+                    f"{self.statistics.owners(column.alias)}",
                 )
             column.moments = Moments.of(found)
         if not column.moments.count:
@@ -222,9 +234,10 @@ class Attempt:
         """The same; LearnError if numbers are too large to be squared."""
         found = self.moments(column)
         if not (math.isfinite(found.squares) and fits(np.array([found.mean]), Means)):
-            raise LearnError(
+            raise self.refusal(
+                column,
                 f"column {column.column.qualified} has values so large that their squares overflow; divide it in "
-                f"SELECT, or filter them {self.statistics.owners(column.alias)}"
+                f"SELECT, or filter them {self.statistics.owners(column.alias)}",
             )
         return found
 
@@ -258,7 +271,7 @@ class Attempt:
         sources = [each for each in self.sources.values() if each.alias == alias and each.name in read]
         return TableSteps(
             tuple(each.column for each in sources if not each.was_text),
-            tuple((each.column, each.digests) for each in sources if each.was_text),
+            tuple((each.column, each.read_by) for each in sources if each.was_text),
             tuple(steps),
         )
 
@@ -266,6 +279,21 @@ class Attempt:
         """The sums of a column of numbers after steps; it need not be one that is kept."""
         found: NumberSummary = self.statistics.derived(self._wanted("prep.sums", alias, name, chain, None))
         return found
+
+    def categories(self, column: Column) -> tuple[int, float]:
+        """(the number of categories of a text, the joined rows without one), as steps have left it."""
+        if column.weights is not None:
+            return int(np.count_nonzero(column.weights)), column.missing
+        found = self.statistics.categories(column.column, self.max_categories)
+        return found.distinct, found.missing
+
+    def counts_all(self, column: Column) -> bool:
+        """Whether parties count every row of a category: those with a ``min_group`` leave small groups out.
+
+        Then a sum over categories does not follow from their counts, and is asked for. With noise it is an estimate.
+        """
+        shards = self.statistics.plan.tables[column.alias].shards
+        return self.statistics.is_noisy or all(shard.min_group <= 1 for shard in shards)
 
     def weights(self, column: Column) -> NDArray[np.float64]:
         """How many joined rows have each code."""
@@ -313,6 +341,16 @@ class Attempt:
         made = OutputColumn(name, like.alias, "", "DOUBLE")
         self.columns[name] = Column(made, kind, False, **known)  # type: ignore[arg-type]
         self.emit(like, step)
+
+    def give_codes(self, column: Column, digests: NDArray[np.uint8], more: tuple[str, ...] = ()) -> None:
+        """Give codes to categories of a column, as it is read, and to what else it may have."""
+        column.read_by = column.digests = digests
+        column.more = more
+
+    def give_numbers(self, column: Column, moments: Moments | None, *, is_filled: bool) -> None:
+        """Go on with numbers in place of codes."""
+        column.kind, column.digests, column.more, column.weights = "number", NO_DIGESTS, (), None
+        column.moments, column.ranks, column.is_filled = moments, None, is_filled
 
 
 def _matches(column: Column, item: str) -> bool:

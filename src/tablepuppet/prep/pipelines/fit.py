@@ -90,11 +90,11 @@ def foresee(pipeline: Pipeline, plan: Plan, max_categories: int) -> Foresight:
     statistics = Foreseen(plan)
     attempt = run_until_known(pipeline, statistics, max_categories)
     trips = 1 + statistics.trips + (MOST_TRIPS - 2) * statistics.refined
-    widths = {}
-    for alias in dict.fromkeys(column.alias for column in plan.query.features):
-        numbers, categories, _ = encoders(attempt, alias)
-        lists = sum(len(each.digests) > 0 for each in categories)
-        widths[alias] = len(numbers) + sum(len(each.more) for each in categories) + lists * max_categories
+    widths = dict.fromkeys((column.alias for column in plan.query.features), 0)
+    for column in attempt.columns.values():
+        is_listed = column.kind == "text" or len(column.digests) > 0
+        is_number = column.kind in ("number", "flag")
+        widths[column.alias] += 1 if is_number else len(column.more) + is_listed * max_categories
     return Foresight(statistics.needs, trips, attempt.used, list(dict.fromkeys(attempt.labelled)), widths)
 
 
@@ -174,13 +174,12 @@ def finish(attempt: Attempt) -> None:
 
 def _finish_text(column: Column, attempt: Attempt) -> None:
     """One column per category, unless it looks like an id, has too many, or is the same everywhere."""
-    if not len(column.digests):
-        statistics = attempt.statistics
-        distinct = statistics.categories(column.column, attempt.max_categories).distinct
-        if column.name not in statistics.plan.query.categorical and is_id(distinct, statistics.base_rows(column.alias)):
-            raise Dropped(f"looks like an id: {ID_HELP}")
-        drop_if_same(column, attempt)
-        list_categories(column, attempt, attempt.max_categories)
+    statistics = attempt.statistics
+    is_meant = len(column.digests) > 0 or column.name in statistics.plan.query.categorical
+    if not is_meant and is_id(attempt.categories(column)[0], statistics.base_rows(column.alias)):
+        raise Dropped(f"looks like an id: {ID_HELP}")
+    drop_if_same(column, attempt)
+    list_categories(column, attempt, attempt.max_categories)
     column.kind = "coded"
 
 

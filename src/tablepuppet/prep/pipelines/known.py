@@ -48,6 +48,28 @@ def stand_in(rank: float) -> float:
 
 
 @dataclass(frozen=True)
+class WantedSums:
+    """The sums of a column as it was read."""
+
+    column: OutputColumn
+
+
+@dataclass(frozen=True)
+class WantedCategories:
+    """The categories of a column as it was read, listed if there are at most this many."""
+
+    column: OutputColumn
+    most: int
+
+
+@dataclass(frozen=True)
+class WantedCells:
+    """The distribution of a column as it was read."""
+
+    column: OutputColumn
+
+
+@dataclass(frozen=True)
 class WantedRank:
     """A value that is wanted: that at a rank of a column as it was read."""
 
@@ -77,15 +99,16 @@ class WantedColumn:
         return self.op, self.alias, self.name, msgspec.msgpack.encode(list(self.table.steps))
 
 
-Wanted = Mapping[Hashable, WantedRank | WantedColumn | Coded]
+Question = WantedSums | WantedCategories | WantedCells | WantedRank | WantedColumn | Coded
+Wanted = Mapping[Hashable, Question]
 
 
 @dataclass
 class Needs:
-    """Statistics of columns as they are read."""
+    """Statistics of columns as they are read, which a fit asks for in its first trip; others when it wants them."""
 
     numbers: list[OutputColumn] = field(default_factory=list)
-    categories: dict[str, tuple[OutputColumn, int | None]] = field(default_factory=dict)  # and of how many at most
+    categories: dict[str, tuple[OutputColumn, int]] = field(default_factory=dict)  # and of how many at most
     ranks: dict[str, OutputColumn] = field(default_factory=dict)
 
 
@@ -93,12 +116,13 @@ class Statistics(ABC):
     """What a fit may ask. A statistic that is not known yet is ``wanted`` from then on, until `fetch`."""
 
     is_noisy: ClassVar[bool] = False  # of numbers in order only the ends are known, and counts are none
+    is_made_up: ClassVar[bool] = False  # so nothing follows from its values
     rows: float  # joined rows
 
     def __init__(self, plan: Plan, owners: Callable[[str], str] = lambda _: "") -> None:
         self.plan = plan
         self.owners = owners  # of a table's rows, as the end of an error
-        self.wanted: dict[Hashable, WantedRank | WantedColumn | Coded] = {}
+        self.wanted: dict[Hashable, Question] = {}
         self.placeholders = 0  # how often one was used for a value that is wanted
         self._found: dict[Hashable, Any] = {}
 
@@ -111,7 +135,7 @@ class Statistics(ABC):
     def _answers(self, wanted: Wanted) -> dict[Hashable, Any]:
         """What is wanted, by the same keys."""
 
-    def _look(self, key: Hashable, question: WantedRank | WantedColumn | Coded) -> Any:
+    def _look(self, key: Hashable, question: Question) -> Any:
         """A statistic that was asked for; else it is wanted."""
         if key not in self._found:
             self.wanted[key] = question
@@ -127,7 +151,7 @@ class Statistics(ABC):
         """Of a column as it was read."""
 
     @abstractmethod
-    def categories(self, column: OutputColumn, most: int | None) -> CategorySummary:
+    def categories(self, column: OutputColumn, most: int) -> CategorySummary:
         """Of a column as it was read; digests of ``most`` categories."""
 
     @abstractmethod
@@ -175,14 +199,15 @@ class Known(Statistics):
         super().__init__(client.plan, client.owners)
         self._client, self._blinding, self.rows = client, blinding, float(len(client.mapping))
         self._numbers = NumberStatistics(client, needs.numbers)
-        self._categories = {
-            name: CategoryStatistics(client, column, blinding, most, ties=True)
-            for name, (column, most) in needs.categories.items()
-        }
-        self._distributions = Distributions(client, needs.ranks.values()) if needs.ranks else None
+        self._categories = {name: self._ask_categories(*each) for name, each in needs.categories.items()}
+        self._cells = [Distributions(client, needs.ranks.values())] if needs.ranks else []
         self._summaries: dict[str, NumberSummary] | None = None
         self._read: dict[str, CategorySummary] = {}
+        self._most = {name: most for name, (_, most) in needs.categories.items()}
         self._labels: AskedLabels | None = None
+
+    def _ask_categories(self, column: OutputColumn, most: int) -> CategoryStatistics:
+        return CategoryStatistics(self._client, column, self._blinding, most, ties=True)
 
     def base_rows(self, alias: str) -> int:
         """Rows of a table that take part."""
@@ -192,18 +217,31 @@ class Known(Statistics):
         """Of a column as it was read."""
         if self._summaries is None:  # cached_property of Python 3.11 locks: fits that share trips would wait forever
             self._summaries = self._numbers.read()
-        return self._summaries[column.name]
+        if column.name in self._summaries:
+            return self._summaries[column.name]
+        found: NumberSummary = self._look(("sums", column.name), WantedSums(column))
+        return found
 
-    def categories(self, column: OutputColumn, most: int | None) -> CategorySummary:
+    def categories(self, column: OutputColumn, most: int) -> CategorySummary:
         """Of a column as it was read."""
-        if column.name not in self._read:
+        if column.name in self._categories and column.name not in self._read:
             self._read[column.name] = self._categories[column.name].read()
-        return self._read[column.name]
+        known = self._read.get(column.name)
+        if known is not None and (len(known.digests) == known.distinct or self._most[column.name] >= most):
+            return known
+        found: CategorySummary = self._look(("categories", column.name, most), WantedCategories(column, most))
+        return found
+
+    def _distribution(self, column: OutputColumn) -> Distribution:
+        for each in self._cells:
+            if column.name in each.read():
+                return each.read()[column.name]
+        found: Distribution = self._look(("cells", column.name), WantedCells(column))
+        return found
 
     def mode(self, column: OutputColumn) -> float:
         """The most frequent number; LearnError where values are too many to be listed, or not public."""
-        assert self._distributions is not None, "it was foreseen"
-        lows, highs, weights = self._distributions.read()[column.name].all_cells()
+        lows, highs, weights = self._distribution(column).all_cells()
         if not len(lows) or not is_public(self.plan, column) or (lows != highs).any():
             raise LearnError(
                 f"Impute: column {column.qualified} is not public or has too many different numbers to find the most "
@@ -219,15 +257,32 @@ class Known(Statistics):
     def _answers(self, wanted: Wanted) -> dict[Hashable, Any]:
         """One trip, and as many more as ranks need."""
         asked = [(listed, self._ask(listed)) for listed in merged(wanted.values())]
+        ranks = [each for each in wanted.values() if isinstance(each, WantedRank)]
+        self._ask_cells([*ranks, *(each for each in wanted.values() if isinstance(each, WantedCells))])
+        sums = NumberStatistics(self._client, [e.column for e in wanted.values() if isinstance(e, WantedSums)])
+        lists = {
+            key: self._ask_categories(each.column, each.most)
+            for key, each in wanted.items()
+            if isinstance(each, WantedCategories)
+        }
         label = self.plan.query.label
         if self._labels is None and label is not None and any(listed[0].op == "prep.codes" for listed, _ in asked):
             self._labels = AskedLabels(self._client, label)
         named = [each for each in wanted.values() if isinstance(each, Coded)]
         texts = CategoryNames(self._client, [Coded(each.column, self._blinding, each.digests) for each in named])
-        found = self._refined([each for each in wanted.values() if isinstance(each, WantedRank)])
+        found = self._refined(ranks)
         for listed, pending in asked:
             found |= self._read_columns(listed, pending.read()[listed[0].alias])
+        found |= {("sums", name): known for name, known in sums.read().items()}
+        found |= {key: each.read() for key, each in lists.items()}
         return found | {each.column.name: known for each, known in zip(named, texts.read(), strict=True)}
+
+    def _ask_cells(self, wanted: Iterable[WantedRank | WantedCells]) -> None:
+        """Ask for the distributions that nobody has foreseen."""
+        known = {name for each in self._cells for name in each.read()}
+        columns = {each.column.name: each.column for each in wanted if each.column.name not in known}
+        if columns:
+            self._cells.append(Distributions(self._client, columns.values()))
 
     def _ask(self, listed: Sequence[WantedColumn]) -> Pending:
         """Ask the shards of a table."""
@@ -261,11 +316,10 @@ class Known(Statistics):
         """Cut cells until all ranks are known."""
         if not wanted:
             return {}
-        assert self._distributions is not None, "it was foreseen"
         by_column: dict[str, list[float]] = {}
         for each in wanted:
             by_column.setdefault(each.column.name, []).append(each.rank)
-            if not 0 <= each.rank < self._distributions.read()[each.column.name].total:
+            if not 0 <= each.rank < self._distribution(each.column).total:
                 raise LearnError(
                     f"column {each.column.qualified} has too few rows with a value for quantiles, or other ones in its "
                     f"histogram than in its sums {self.owners(each.column.alias)}"
@@ -277,9 +331,9 @@ class Known(Statistics):
                 if low != high:
                     yield from known.open_cells(low, high)
 
-        self._distributions.refine(cells)
-        known = self._distributions.read()
-        return {(name, rank): known[name].value(rank)[0] for name, ranks in by_column.items() for rank in ranks}
+        for distributions in self._cells:
+            distributions.refine(cells)
+        return {(each.column.name, each.rank): self._distribution(each.column).value(each.rank)[0] for each in wanted}
 
 
 def merged(wanted: Iterable[object]) -> list[list[WantedColumn]]:
@@ -300,9 +354,14 @@ def merged(wanted: Iterable[object]) -> list[list[WantedColumn]]:
 
 
 class Foreseen(Statistics):
-    """Made-up but plausible statistics, and a list of what was wanted; no party is asked."""
+    """Made-up but plausible statistics, and a list of what was wanted; no party is asked.
+
+    What it says is a guess: which statistics the first trip asks for, and how many trips follow. A fit whose columns
+    are otherwise wants more, and asks for it.
+    """
 
     rows = 1000.0
+    is_made_up = True
 
     def __init__(self, plan: Plan):
         super().__init__(plan)
@@ -320,11 +379,10 @@ class Foreseen(Statistics):
         ends = (1.0, 10.0) if is_public(self.plan, column) else (math.nan, math.nan)
         return NumberSummary(900.0, 5.0, 9000.0, 0.0, self.rows, *ends)
 
-    def categories(self, column: OutputColumn, most: int | None) -> CategorySummary:
+    def categories(self, column: OutputColumn, most: int) -> CategorySummary:
         """Two categories."""
         before = self.needs.categories.get(column.name, (column, 0))[1]
-        more = None if before is None or most is None else max(before, most)
-        self.needs.categories[column.name] = (column, more)
+        self.needs.categories[column.name] = (column, max(before, most))
         digests = np.arange(32, dtype=np.uint8).reshape(2, 16)
         return CategorySummary(2, 500.0, 100.0, digests, np.array([500.0, 400.0]), digests[:1], NO_TIES)
 
@@ -343,7 +401,7 @@ class Foreseen(Statistics):
         self.trips, self.refined = self.trips + 1, self.refined + bool(ranks)
         return {key: self._made_up(each) for key, each in wanted.items()}
 
-    def _made_up(self, wanted: WantedRank | WantedColumn | Coded) -> Any:
+    def _made_up(self, wanted: Question) -> Any:
         match wanted:
             case WantedRank(rank=rank):
                 return stand_in(rank)
@@ -353,5 +411,5 @@ class Foreseen(Statistics):
                 return size
             case WantedColumn(size=int(size)):
                 return np.full(size, 900.0 / size)
-            case _:
-                return NumberSummary(900.0, 0.5, 100.0, 0.0, self.rows, 0.0, 1.0)
+            case _:  # steps may have made some missing
+                return NumberSummary(800.0, 0.5, 100.0, 0.0, self.rows, 0.0, 1.0)

@@ -55,7 +55,7 @@ class NoisyKnown(Statistics):
             raise Dropped("has no range that noise does not hide, or one value only")
         return found
 
-    def categories(self, column: OutputColumn, most: int | None) -> CategorySummary:
+    def categories(self, column: OutputColumn, most: int) -> CategorySummary:
         """The categories that a policy lists, or that enough rows have; others count as missing."""
         if column.name not in self._texts:
             self._texts[column.name] = read_categories(self._asked[column.name], column, self._noise)

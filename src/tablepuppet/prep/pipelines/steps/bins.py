@@ -8,7 +8,6 @@ from typing import Literal, get_args
 
 import numpy as np
 
-from tablepuppet.prep.encode.encode import NO_DIGESTS
 from tablepuppet.prep.encode.specs import MOST_CODES, Cut, Lookup
 from tablepuppet.prep.pipelines.attempt import Attempt, Column, Dropped, bounded
 from tablepuppet.prep.pipelines.steps.step import PrepStep, is_whole, setting
@@ -44,10 +43,10 @@ class Bin(PrepStep):
         if len(edges) < 2:
             raise Dropped("has one value only")
         attempt.emit(column, Cut(column.name, edges.tolist()))
-        column.kind, column.digests, column.weights, column.ranks = "coded", NO_DIGESTS, None, None
-        inner = [f"{low:g} to {high:g}" for low, high in pairwise(edges.tolist())]
-        column.more, column.moments = tuple(inner), None
         if self.encode == "ordinal":
             numbers = np.arange(len(edges) - 1, dtype=np.float64).tolist()
             attempt.emit(column, Lookup(column.name, numbers, None, None))
-            column.kind, column.more = "number", ()
+            attempt.give_numbers(column, None, is_filled=column.is_filled)
+            return
+        column.kind, column.weights, column.moments, column.ranks = "coded", None, None, None
+        column.more = tuple(f"{low:g} to {high:g}" for low, high in pairwise(edges.tolist()))

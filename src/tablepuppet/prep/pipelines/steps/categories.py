@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import dataclass
+from decimal import Decimal, InvalidOperation
 from typing import ClassVar
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
 from tablepuppet.errors import LearnError, PrivacyError
 from tablepuppet.prep.columns.selected import is_public
@@ -16,7 +18,7 @@ from tablepuppet.prep.encode.specs import MOST_CODES, Hashed, Lookup, Other
 from tablepuppet.prep.pipelines.attempt import Attempt, Column, Dropped, Kind
 from tablepuppet.prep.pipelines.moments import Moments
 from tablepuppet.prep.pipelines.steps.step import PrepStep, is_whole, setting
-from tablepuppet.sql.types import KEY_LIKE, family
+from tablepuppet.sql.types import KEY_LIKE, NUMERIC, family
 
 ID_ROWS, ID_SHARE = 50, 0.95  # text with more distinct values than this share of its base rows is an id, not a category
 ID_HELP = f"{ID_SHARE:.0%} or more of its rows have a value of their own; list it in categorical to keep it"
@@ -53,7 +55,8 @@ def list_categories(column: Column, attempt: Attempt, most: int | None) -> NDArr
         if not found.distinct:
             raise Dropped("is empty")
         order = by_frequency(found)
-        column.digests, column.weights, column.missing = found.digests[order], found.weights[order], found.missing
+        attempt.give_codes(column, found.digests[order])
+        column.weights, column.missing = found.weights[order], found.missing
     assert column.weights is not None, "codes and their weights are found together"
     return column.weights.copy()
 
@@ -93,14 +96,14 @@ class OneHot(CategoryStep):
         pools = self.min_count is not None or self.max_categories is not None
         weights = list_categories(column, attempt, None if pools else attempt.max_categories)
         column.kind = "coded"
-        if not pools or column.more:
-            self.need(not pools, "put it before Impute, or leave min_count and max_categories out")
+        if not pools:
             return
+        self.need(not column.is_filled, "put it before Impute, or leave min_count and max_categories out")
         kept = len(weights) if self.min_count is None else int(np.count_nonzero(weights >= self.min_count))
         if self.max_categories is not None and kept + (kept < len(weights)) > self.max_categories:
             kept = self.max_categories - 1
         if kept < len(weights):
-            column.digests, column.more = column.digests[:kept], ("other",)
+            attempt.give_codes(column, column.digests[:kept], ("other",))
             column.weights = np.append(weights[:kept], weights[kept:].sum())
             attempt.emit(column, Other(column.name))
 
@@ -114,14 +117,17 @@ class Recode(CategoryStep):
         weights = list_categories(column, attempt, None)
         numbers = self.numbers(column, attempt)
         attempt.emit(column, Lookup(column.name, numbers.tolist(), None, None))
-        count = float(weights.sum())
-        mean = float(weights @ numbers) / count
-        column.moments = Moments(attempt.statistics.rows, count, mean, float(weights @ (numbers - mean) ** 2))
-        column.kind, column.ranks, column.is_filled = "number", None, False
+        moments = None
+        if attempt.counts_all(column):
+            count = float(weights.sum())
+            mean = float(weights @ numbers) / count
+            moments = Moments(attempt.statistics.rows, count, mean, float(weights @ (numbers - mean) ** 2))
+        attempt.give_numbers(column, moments, is_filled=False)
 
     def numbers(self, column: Column, attempt: Attempt) -> NDArray[np.float64]:
         """The number of each code."""
-        return np.arange(column.size, dtype=np.float64)
+        assert column.weights is not None, "they were listed"
+        return _places(np.argsort(-column.weights, kind="stable"))
 
 
 @dataclass(frozen=True)
@@ -143,9 +149,30 @@ class Ordinal(Recode):
 
     def numbers(self, column: Column, attempt: Attempt) -> NDArray[np.float64]:
         """The place of each name among all."""
-        names = [name or "" for name in attempt.statistics.names(column.column, column.digests)]
-        places = {place: number for number, place in enumerate(sorted(range(len(names)), key=names.__getitem__))}
-        return np.array([float(places[code]) if code < len(names) else float(code) for code in range(column.size)])
+        names = [*attempt.statistics.names(column.column, column.digests), *column.more]
+        order = [name_order(column, name or "") for name in names]
+        return _places(sorted(range(len(order)), key=order.__getitem__))
+
+
+def name_order(column: Column, name: str) -> tuple[int, Decimal, str]:
+    """What sorts the names of a column's categories: numbers by value, all else as text. Equal for equal categories.
+
+    >>> from tablepuppet.sql.query import OutputColumn
+    >>> names = OutputColumn("n", "t", "", "INTEGER")
+    >>> sorted(["10", "9", "none", "-1"], key=lambda name: name_order(Column(names, "text", True), name))
+    ['-1', '9', '10', 'none']
+    """
+    if family(column.column.type) in NUMERIC:
+        with suppress(InvalidOperation):
+            number = Decimal(name)
+            if not number.is_nan():
+                return 0, number, ""
+    return 1, Decimal(0), name
+
+
+def _places(order: ArrayLike) -> NDArray[np.float64]:
+    """The place of each code in an order of codes."""
+    return np.argsort(order).astype(np.float64)
 
 
 @dataclass(frozen=True)
@@ -158,6 +185,6 @@ class Hash(CategoryStep):
         """Nothing is learned."""
         _check_category(column, attempt)
         self.need(not len(column.digests), "put it before Impute")
-        column.kind, column.digests = "coded", NO_DIGESTS
-        column.more, column.weights = tuple(f"hash {code}" for code in range(self.n)), None
+        attempt.give_codes(column, NO_DIGESTS, tuple(f"hash {code}" for code in range(self.n)))
+        column.kind, column.weights = "coded", None
         attempt.emit(column, Hashed(column.name, self.n))

@@ -27,14 +27,18 @@ class Log(PrepStep):
         before, inner, offset = column.moments, column.ranks, float(self.offset)
         if inner is not None:
             before = attempt.moments(column)
-        attempt.emit(column, Logarithm(column.name, offset))
+        step = Logarithm(column.name, offset)
+        attempt.emit(column, step)
         column.moments, column.is_filled = None, False
         if inner is not None and before is not None:
             count, chain = before.count, attempt.chain(column)
 
+            def value_of(value: float) -> float:
+                return step.value(value) if value + offset > 0 else math.log(LEAST)
+
             def ranks() -> Ranks:
                 left = attempt.sums(column.alias, column.name, chain).count  # those without were the lowest
-                return inner().shortened(count - left, left).mapped(lambda value: math.log(max(value + offset, LEAST)))
+                return inner().shortened(count - left, left).mapped(value_of)
 
             column.ranks = ranks
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from tablepuppet.prep.pipelines.attempt import Attempt, Column, Dropped, Kind
-from tablepuppet.prep.pipelines.steps.categories import MOST_LISTED
+from tablepuppet.prep.pipelines.attempt import Attempt, Column, Kind
 from tablepuppet.prep.pipelines.steps.step import PrepStep, is_number, setting
 
 LEAVE_OUT = "leave such columns out of SELECT"
@@ -29,18 +28,18 @@ class DropConstant(PrepStep):
             return
         known = attempt.moments(column)
         if known.squares == 0.0:
-            raise Dropped("has one value only")
-        if self.variance and known.squares / known.count <= self.variance:
-            raise Dropped(f"has a variance of {known.squares / known.count:g}, not above {self.variance:g}")
+            attempt.drop_for("has one value only")
+        elif self.variance and known.squares / known.count <= self.variance:
+            attempt.drop_for(f"has a variance of {known.squares / known.count:g}, not above {self.variance:g}")
 
 
 def drop_if_same(column: Column, attempt: Attempt) -> None:
     """Leave out a text that has one category, or none."""
-    found = attempt.statistics.categories(column.column, attempt.max_categories)
-    if not found.distinct:
-        raise Dropped("is empty")
-    if found.distinct == 1 and not found.missing:
-        raise Dropped("has one value only")
+    distinct, missing = attempt.categories(column)
+    if not distinct:
+        attempt.drop_for("is empty")
+    elif distinct == 1 and not missing:
+        attempt.drop_for("has one value only")
 
 
 @dataclass(frozen=True)
@@ -56,9 +55,6 @@ class DropMissing(PrepStep):
     def fit(self, column: Column, attempt: Attempt) -> None:
         """Count those missing."""
         rows = attempt.statistics.rows
-        if column.kind == "text":
-            missing = attempt.statistics.categories(column.column, min(attempt.max_categories, MOST_LISTED)).missing
-        else:
-            missing = attempt.moments(column).missing
+        missing = attempt.categories(column)[1] if column.kind == "text" else attempt.moments(column).missing
         if missing > self.share * rows:
-            raise Dropped(f"lacks a value in {missing / rows:.0%} of the joined rows")
+            attempt.drop_for(f"lacks a value in {missing / rows:.0%} of the joined rows")

@@ -7,10 +7,11 @@ from typing import ClassVar, Literal, get_args
 
 import numpy as np
 
+from tablepuppet.prep.columns.selected import is_public
 from tablepuppet.prep.encode.specs import Fill, FillCode, Missing
 from tablepuppet.prep.pipelines.attempt import Attempt, Column, Kind, bounded
 from tablepuppet.prep.pipelines.moments import of_flag
-from tablepuppet.prep.pipelines.steps.categories import list_categories
+from tablepuppet.prep.pipelines.steps.categories import list_categories, name_order
 from tablepuppet.prep.pipelines.steps.step import PrepStep, is_number, setting
 
 Strategy = Literal["mean", "median", "mode", "constant"]
@@ -20,9 +21,10 @@ Strategy = Literal["mean", "median", "mode", "constant"]
 class Impute(PrepStep):
     """Fill missing values, as scikit-learn's `SimpleImputer`: by ``strategy``, or with ``fill``.
 
-    Numbers take each strategy; categories take ``mode``, and ``constant``, which makes missing a category of its own,
-    called ``fill``. With ``indicator`` a column ``<name>_missing`` of 0 and 1 is added. Without ``columns`` all numbers
-    are filled, and with ``mode`` all categories too.
+    Numbers take each strategy; categories take ``mode``, and ``constant``, which makes missing the category that is
+    called ``fill``: one of its own, unless a public column has a category of that name. With ``indicator`` a column
+    ``<name>_missing`` of 0 and 1 is added. Without ``columns`` all numbers are filled, and with ``mode`` all categories
+    too.
     """
 
     takes: ClassVar[tuple[Kind, ...]] = ("number", "text")
@@ -84,18 +86,30 @@ class Impute(PrepStep):
     def _fit_text(self, column: Column, attempt: Attempt) -> None:
         text = self.strategy in ("mode", "constant")
         self.need(text, f"column {column.column.qualified} has categories: strategy is 'mode' or 'constant' for those")
-        found = list_categories(column, attempt, None)
+        weights, code = list_categories(column, attempt, None), 0
+        if not column.is_filled:
+            code = int(weights.argmax()) if self.strategy == "mode" else self._code_of_fill(column, attempt)
         if self.indicator:
             self._flag(column, attempt, column.missing)
-        weights = np.append(found, 0.0) if self.strategy == "constant" else found
-        code = len(found) if self.strategy == "constant" else 0
-        if self.strategy == "constant":
-            column.more = (*column.more, str(self.fill))
+        if column.is_filled:
+            return
+        if code == len(weights):
+            column.more, weights = (*column.more, str(self.fill)), np.append(weights, 0.0)
         attempt.emit(column, FillCode(column.name, code))
         weights[code] += column.missing
         column.weights, column.missing, column.is_filled = weights, 0.0, True
 
+    def _code_of_fill(self, column: Column, attempt: Attempt) -> int:
+        """The code of the category that is called like the fill; one more if there is none, or names are not known."""
+        fill, statistics = name_order(column, str(self.fill)), attempt.statistics
+        if statistics.is_noisy or not is_public(statistics.plan, column.column):
+            return column.size
+        names = [*statistics.names(column.column, column.digests), *column.more]
+        codes = (code for code, name in enumerate(names) if name is not None and name_order(column, name) == fill)
+        return next(codes, column.size)
+
     def _flag(self, column: Column, attempt: Attempt, missing: float) -> None:
         rows = attempt.statistics.rows
-        known = of_flag(rows, missing / rows) if column.is_source else None
+        is_known = column.is_source and (column.kind == "number" or attempt.counts_all(column))
+        known = of_flag(rows, missing / rows) if is_known else None
         attempt.make(column, Missing(column.name, f"{column.name}_missing"), "flag", moments=known, is_filled=True)

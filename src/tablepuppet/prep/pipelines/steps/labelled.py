@@ -71,10 +71,12 @@ class LabelStep(PrepStep):
             rows = rows[1:]
         else:
             attempt.emit(column, full)
-        mean = float(np.average(rows, weights=found.weights))
-        squares = float(np.sum(found.weights * (rows - mean) ** 2))
-        column.moments = Moments(attempt.statistics.rows, attempt.statistics.rows, mean, squares)
-        column.kind, column.ranks, column.is_filled = "number", None, True
+        moments = None
+        if attempt.counts_all(column):
+            mean = float(np.average(rows, weights=found.weights))
+            squares = float(np.sum(found.weights * (rows - mean) ** 2))
+            moments = Moments(attempt.statistics.rows, attempt.statistics.rows, mean, squares)
+        attempt.give_numbers(column, moments, is_filled=moments is not None)
 
     @abstractmethod
     def numbers(self, column: Column, attempt: Attempt, found: LabelSums) -> tuple[Floats, Floats]:
@@ -127,8 +129,8 @@ class WOE(LabelStep):
     def numbers(self, column: Column, attempt: Attempt, found: LabelSums) -> tuple[Floats, Floats]:
         """Logarithms of two shares."""
         if not found.has_two_values:
-            raise LearnError(
-                "WOE: the label needs two values, such as 0 and 1; compare it in SELECT, as x > 3 AS label"
+            raise attempt.refusal(
+                column, "WOE: the label needs two values, such as 0 and 1; compare it in SELECT, as x > 3 AS label"
             )
         smooth, kept = float(self.smooth), found.counts > 0
         ones, all_ones = np.rint(found.counts * found.means), np.rint(found.prior_counts * found.prior_means)[:, None]
@@ -138,9 +140,10 @@ class WOE(LabelStep):
                 shares.append((some + smooth) / (whole + 2 * smooth))
             weights = np.where(kept, np.log(shares[0]) - np.log(shares[1]), 0.0)
         if not np.isfinite(weights).all():
-            raise LearnError(
+            raise attempt.refusal(
+                column,
                 f"WOE: a category of {column.column.qualified} has only one of the label's values, so its weight is "
-                "not finite; set smooth above 0"
+                "not finite; set smooth above 0",
             )
         differences = np.where(kept, shares[0] - shares[1], 0.0)
         attempt.information[column.column.qualified] = float(np.sum((differences * weights)[0]))

@@ -8,7 +8,6 @@ from typing import ClassVar
 
 import numpy as np
 
-from tablepuppet.errors import LearnError
 from tablepuppet.party.arguments import Scales, fits
 from tablepuppet.prep.encode.specs import Scale
 from tablepuppet.prep.pipelines.attempt import Attempt, Column, bounded
@@ -80,9 +79,10 @@ class Robust(PrepStep):
 def scale_by(attempt: Attempt, column: Column, centre: float, scale: float) -> None:
     """(value - centre) / scale; LearnError if the scale is out of range."""
     if not fits(np.array([scale]), Scales):
-        raise LearnError(
+        raise attempt.refusal(
+            column,
             f"column {column.column.qualified} has values that differ by next to nothing, or by too much to be "
-            f"squared; multiply or divide it in SELECT, or leave it out {attempt.statistics.owners(column.alias)}"
+            f"squared; multiply or divide it in SELECT, or leave it out {attempt.statistics.owners(column.alias)}",
         )
     centre, known = bounded(centre), column.moments
     attempt.apply(column, Scale(column.name, centre, scale))
