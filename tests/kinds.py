@@ -123,6 +123,7 @@ SLOW = {
     "test_databases_together.py",
     "test_demo.py::test_databases_are_built_once",
     "test_demo.py::test_parties_of_the_demo_are_checked",
+    "test_differential.py",
     "test_fedonce_baselines.py::test_combine_sees_more_than_solo",
     "test_notebook.py",
     "test_privacy_plan.py::test_what_is_planned_is_what_is_drawn",
