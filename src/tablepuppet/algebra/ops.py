@@ -7,7 +7,7 @@ T (rows x width) are the shard's encoded rows, w counts how often each of them i
     matrix.sums_by             T^T U                    for the 0/1 matrix U of groups of rows
     matrix.column_sums         T^T w
     matrix.column_squares      (T * T)^T w
-    matrix.gram                T^T diag(w) T / N        with noise if that is asked for
+    matrix.gram                T^T diag(w) T / N        with noise if that is asked for, of T less centres if they are
     matrix.weighted_gram       T^T diag(u) T / N        u as U
     matrix.apply               f(T), stored here under a new name, which the other ops can use
     matrix.values              T, cell by cell          only columns whose policy says so (``values``)
@@ -36,7 +36,7 @@ from tablepuppet.algebra.functions import FunctionSteps, check_steps, evaluate
 from tablepuppet.errors import PartyError
 from tablepuppet.party.added_noise import GramNoise
 from tablepuppet.party.allowance import check_memory, check_reply
-from tablepuppet.party.arguments import Name, Positive, Some, Within
+from tablepuppet.party.arguments import Means, Name, Positive, Some, Within
 from tablepuppet.party.local_table import LocalTable, RelationRows
 from tablepuppet.party.ops import Values, op
 from tablepuppet.party.release import Release
@@ -247,11 +247,16 @@ def values(table: LocalTable, view: str, encoding: str) -> Values:
     summed=("gram",),
     returns={"gram": Numbers((WIDTH, WIDTH))},
 )
-def gram(table: LocalTable, view: str, encoding: str, joined_rows: Positive, noise: GramNoise | None = None) -> Values:
-    """T^T diag(w) T / N, or K."""
+def gram(
+    table: LocalTable, view: str, encoding: str, joined_rows: Positive, centres: Means | None = None,
+    noise: GramNoise | None = None,
+) -> Values:  # fmt: skip
+    """T^T diag(w) T / N, or K. With ``centres``, (width,), T is less these in each column; K has none."""
     if noise is not None:
+        if centres is not None:
+            raise PartyError("op 'matrix.gram': a Gram matrix with noise takes no centres")
         return {"gram": noisy_gram(table, encoded_for_noise(table, view, encoding), noise)}
-    return {"gram": encoded(table, view, encoding).gram(joined_counts(table, view)) / joined_rows}
+    return {"gram": encoded(table, view, encoding).gram(joined_counts(table, view), centres) / joined_rows}
 
 
 def joined_counts(table: LocalTable, view: str) -> Array:
