@@ -130,7 +130,8 @@ class EncodedTable:
             data, of_codes = self.centred(centres[:numbers]), centres.copy()
             of_codes[:numbers] = 0.0  # of columns that are 0 or 1, where subtracting afterwards is exact enough
             crossed = np.outer(data.transposed_times(weights), of_codes)
-            return data.gram(weights) - crossed - crossed.T + weights.sum() * np.outer(of_codes, of_codes)
+            within = weights.sum() * np.outer(of_codes, of_codes)
+            return np.asarray(data.gram(weights) - crossed - crossed.T + within)
         self.check_gram()
         numbers = self.dense.shape[1]
         gram = np.zeros((self.width, self.width))
