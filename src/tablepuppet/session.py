@@ -117,8 +117,7 @@ class Session:
     def _opening(self, party: str) -> Request:
         scans = self.plan.of_party(party)
         blind = tuple(Step("keys.blind", scan.alias) for scan in scans)
-        wire = self.settings.wire if self.engine.is_service(party) else "float64"  # in this process nothing travels
-        arguments = {"scans": scans, "wire": wire, "nonces": self._nonces}
+        arguments = {"scans": scans, "wire": self.settings.wire, "nonces": self._nonces}
         return Request("open", self.id, arguments, blind)
 
     def close(self) -> None:
