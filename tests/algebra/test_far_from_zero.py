@@ -162,7 +162,7 @@ def test_columns_that_nearly_depend_on_each_other(way: str, tmp_path: Path) -> N
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("mean", MEANS)
 def test_penalties_and_selection(mean: float, way: str, tmp_path: Path) -> None:
-    """`lasso` in the units of its columns fulfils the conditions of its minimum; `steplm` ends as least squares does."""
+    """`lasso` in the units of its columns fulfils the conditions of its minimum; `steplm` ends at least squares."""
     known = shop(mean)
     with known.opened(way, tmp_path) as relation:
         x, y = relation.matrix(), relation.label()

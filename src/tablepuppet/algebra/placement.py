@@ -117,7 +117,7 @@ class PricedStep:
         for alias in order:
             numbers, is_last, rows = products.numbers(alias), alias == order[-1], sizes[alias].rows
             parts = [numbers, products.width(alias) - numbers]
-            down[alias] = rows * (_exact_bytes(before) + 8 * weighted)
+            down[alias] = rows * (8 * (sum(before) + 1) if weighted else _exact_bytes(before))
             up[alias] = by_column[alias] * (sum(before) + sum(parts))
             if not is_last:
                 down[alias] += sum(parts) * by_column[alias]
@@ -354,6 +354,10 @@ class Placement:
     def wire_of(self, alias: str) -> str:
         """The precision of arrays over the rows of a table, as they are sent to its parties."""
         return self.lou.wire if self.sizes[alias].is_remote else "float64"
+
+    def is_exact(self, alias: str) -> bool:
+        """Whether nothing is rounded on the way to the parties of a table and back, as in this process."""
+        return np.dtype(self.wire_of(alias)).itemsize == 8
 
     def min_rows(self, alias: str) -> dict[str, int]:
         """The fewest rows of a table that each of its parties adds up."""

@@ -316,7 +316,7 @@ class TableProducts:
         there = {alias: each.shape[1] for alias, each in directions.items() if alias not in self.cells}
         return self.ask_tables(
             run or self.placement.begin(PricedStep.times(there, self)), "matrix.times", "image", list(directions),
-            lambda alias, _: {"directions": _flat(directions[alias]), **({"exact": True} if exact else {})},
+            lambda alias, _: {"directions": _flat(directions[alias]), "exact": exact or self.placement.is_exact(alias)},
             lambda alias, data: data.times(directions[alias]),
         )  # fmt: skip
 

@@ -158,7 +158,7 @@ class Design(ProductOperator):
         """Whether products with D are rounded on the way."""
         placement = self.matrix.source.placement
         there = [alias for alias in self._columns.basis[0].tables if alias not in placement.collected]
-        return any(np.dtype(placement.wire_of(alias)).itemsize < 8 for alias in there)
+        return not all(map(placement.is_exact, there))
 
     def least_squares(
         self, values: Array, change: Callable[[Array, Array], Array], start: Array | None = None
