@@ -30,7 +30,7 @@ TOLERANCE = 1e-12  # of LSMR, at float64
 ROUNDED = 1e-6  # the same where products are rounded on the wire
 OUT_OF_STEPS = 7  # why LSMR ended
 ROUNDS = 8  # in which coefficients are found, each by what the one before has left
-ENOUGH = 1e-9  # of the first gradient
+ENOUGH = 1e-10  # of the first gradient
 
 
 def centred_gram(gram: Array) -> Array:
@@ -161,9 +161,10 @@ class Design(ProductOperator):
         return not all(map(placement.is_exact, there))
 
     def least_squares(
-        self, values: Array, change: Callable[[Array, Array], Array], start: Array | None = None
+        self, values: Array, change: Callable[[Array, Array, float], Array], start: Array | None = None
     ) -> tuple[Array, Array]:
-        """(the b with the least |D b - values|, values - D b), by ``change`` of (D^T residuals, residuals).
+        """(the b with the least |D b - values|, values - D b), by ``change`` of (D^T residuals, residuals, to what
+        share the first of these should become).
 
         What rounding on the wire has left in the coefficients is in the residuals, which travel exactly. So the next
         change, of the residuals, removes it: iterative refinement. Two trips a round beside those of ``change``.
@@ -176,7 +177,7 @@ class Design(ProductOperator):
             sizes.append(float(np.linalg.norm(gradient)))
             if sizes[-1] <= ENOUGH * sizes[0] or (len(sizes) > 2 and sizes[-1] > sizes[-2] / 2):
                 break
-            moved = change(gradient, left)
+            moved = change(gradient, left, ENOUGH * sizes[0] / sizes[-1] / 2)
             found, left = found + moved, left - self.times(moved, exact=True)
         return found, left
 

@@ -114,7 +114,7 @@ def lm(X: LazyArray, y: ArrayLike, solver: Solver = "auto", folder: str | Path |
     check_varies("lm", y)
     centred = y - y.mean()  # a label that is far from zero would be its mean and little else
     if solver == "lsmr":
-        found, left = design.least_squares(centred, lambda _, residuals: design.solve_by_lsmr(residuals))
+        found, left = design.least_squares(centred, lambda _, residuals, __: design.solve_by_lsmr(residuals))
         return fit_of(design, y, found, left)
     by_products = solver == "cg" or (solver == "auto" and design.shape[1] > WIDEST)
     progress = Progress(folder, "lm", X, y, by_products=by_products)
@@ -124,7 +124,7 @@ def lm(X: LazyArray, y: ArrayLike, solver: Solver = "auto", folder: str | Path |
     inverse = design.inverse(gram, "lm")
     found = inverse @ products
     if np.max(np.diag(inverse) * np.diag(gram)) > NEARLY:
-        found, left = design.least_squares(centred, lambda gradient, _: inverse @ gradient, found)
+        found, left = design.least_squares(centred, lambda gradient, *_: inverse @ gradient, found)
     else:
         left = centred - design.times(found, exact=True)
     return fit_of(design, y, found, left, inverse)
@@ -135,10 +135,10 @@ def _by_conjugate_gradients(design: Design, centred: Array, progress: Progress) 
     start = progress.read().get("coefficients")
     so_far = np.zeros(design.shape[1]) if start is None else start
 
-    def change(gradient: Array, _: Array) -> Array:
+    def change(gradient: Array, _: Array, share: float) -> Array:
         nonlocal so_far
         before = so_far
-        moved = design.solve(gradient, keep=lambda b: progress.write(coefficients=before + b))
+        moved = design.solve(gradient, tol=share, keep=lambda b: progress.write(coefficients=before + b))
         so_far = before + moved
         return moved
 

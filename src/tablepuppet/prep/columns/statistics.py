@@ -230,7 +230,7 @@ class NumberSummary:
     def skew(self) -> float:
         """Skew without bias, as pandas; NaN where rows are too few, constant or not finite."""
         n, m2 = self.count, self.squares
-        if n < 3 or not (math.isfinite(self.third) and 0 < m2 < math.inf):
+        if n < 3 or not (math.isfinite(self.third) and 1e-200 < m2 < math.inf):  # below, cubes are no numbers
             return math.nan
         return float(n * math.sqrt(n - 1) / (n - 2) * (self.third / m2 / math.sqrt(m2)))  # m2^1.5 may be no number
 
@@ -242,7 +242,7 @@ class NumberSummary:
         -1.2
         """
         n, m2 = self.count, self.squares
-        if n < 4 or not (math.isfinite(self.fourth) and 0 < m2 < math.inf):
+        if n < 4 or not (math.isfinite(self.fourth) and 1e-150 < m2 < math.inf):
             return math.nan
         return (n * (n + 1) * (n - 1) * (self.fourth / m2 / m2) - 3 * (n - 1) ** 2) / ((n - 2) * (n - 3))
 
