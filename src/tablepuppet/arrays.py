@@ -50,6 +50,20 @@ def _take(
             np.take(values, places, out=target[start : start + len(part)], mode="clip")
 
 
+def lossless(values: NDArray[np.floating[Any]]) -> NDArray[np.floating[Any]]:
+    """The same numbers as float32 if none of them is changed by that, as counts are not; else as they are.
+
+    >>> lossless(np.array([1.0, 3.0])).dtype, lossless(np.array([0.1, 3.0])).dtype
+    (dtype('float32'), dtype('float64'))
+    """
+    for start in range(0, len(values), CHUNK):  # most often the first piece decides
+        part = values[start : start + CHUNK]
+        with np.errstate(over="ignore"):
+            if not np.array_equal(part.astype(np.float32), part):
+                return values
+    return values.astype(np.float32, copy=False)
+
+
 def mark(size: int, index: NDArray[np.integer[Any]], shift: int = 0) -> NDArray[np.bool_]:
     """Which of the places 0 .. size - 1 occur in ``index - shift``.
 

@@ -71,6 +71,7 @@ def test_explain_says_what_is_measured(tmp_path: Path, plan: Any) -> None:
         x: Any = fed.sql(SQL).matrix(plan=plan)
         x.sum(axis=0)  # rows and encoders travel with the first
         rows, width = x.shape
+        weights = np.random.default_rng(0).random((rows, 1))
         steps: dict[str, Any] = {
             "X @ V": lambda: x @ np.ones((width, 3)),
             "X.T @ U": lambda: x.T @ np.ones((rows, 3)),
@@ -79,7 +80,7 @@ def test_explain_says_what_is_measured(tmp_path: Path, plan: Any) -> None:
             "X.max(axis=1)": lambda: x.max(axis=1),
             "X.argmax(axis=1)": lambda: x.argmin(axis=1),
             "X.T @ X": lambda: x.T @ x,
-            "X.T @ (w[:, None] * X)": lambda: x.T @ (np.ones((rows, 1)) * x),
+            "X.T @ (w[:, None] * X)": lambda: x.T @ (weights * x),
         }
         for name, run in steps.items():
             said = x.explain(vectors=3).steps[name]

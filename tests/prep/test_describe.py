@@ -42,6 +42,16 @@ def check_shape(told: dict[str, Any], values: Any) -> None:
         assert told[name] == (None if np.isnan(found) else pytest.approx(found, rel=1e-6, abs=1e-6)), name
 
 
+@pytest.mark.parametrize("scale", [1e-100, 1e-60, 1.0, 1e60, 1e70, 1e100])
+def test_shapes_of_very_small_and_large_numbers(tmp_path: Path, scale: float) -> None:
+    """Skew and kurtosis do not depend on a unit: there is a number wherever pandas has one."""
+    values = pd.Series([1.0, 2.0, 5.0, 3.0]) * scale
+    fed = federation(tmp_path, {"p": {"t": pa.table({"x": values[:2]})}, "q": {"t": pa.table({"x": values[2:]})}})
+    [told] = fed.sql("SELECT x FROM t").describe().to_arrow().to_pylist()
+    for name, found in (("skew", values.skew()), ("kurtosis", values.kurt())):
+        assert told[name] == (None if np.isnan(found) else pytest.approx(found, rel=1e-9)), name
+
+
 def check_column(told: dict[str, Any], values: Sequence[Any], tolerance: float = 1e-9) -> None:
     """One row of `describe` against the column's values for all joined rows."""
     known = [value for value in values if value is not None]

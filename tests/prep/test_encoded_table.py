@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -44,8 +46,22 @@ def test_products_are_those_of_the_matrix(
     close(data.times(theta), matrix @ theta)
     close(data.transposed_times(values), matrix.T @ values)
     close(data.gram(weights), matrix.T @ (weights[:, None] * matrix))
+    centres = rng.normal(size=data.width)
+    close(data.gram(weights, centres), (matrix - centres).T @ (weights[:, None] * (matrix - centres)))
     places = rng.integers(0, rows, 5) if rows else np.zeros(0, int)
     close(data.repeated(places).matrix(), matrix[places])
+
+
+@pytest.mark.parametrize("mean", [0.0, 1e6, 1e9])
+def test_a_gram_matrix_is_centred_before_it_is_multiplied(mean: float) -> None:
+    """Columns a billion times as far from zero as from each other keep their variances, and those with categories."""
+    data, weights = table(500, 3, (4,)), np.random.default_rng(1).integers(1, 9, 500).astype(float)
+    far = replace(data, dense=np.round(data.dense, 3) + mean)
+    matrix = np.column_stack([far.dense - mean, data.matrix()[:, 3:]])  # exact: so few digits fit beside the mean
+    centres = np.average(matrix, axis=0, weights=weights)
+    known = (matrix - centres).T @ (weights[:, None] * (matrix - centres))
+    found = far.gram(weights, centres + np.repeat([mean, 0.0], [3, 4]))
+    np.testing.assert_allclose(found, known, rtol=0, atol=1e-6 * np.abs(known).max())
 
 
 def test_a_missing_code_is_all_zeros() -> None:
@@ -79,6 +95,8 @@ def test_other_lengths_are_refused() -> None:
             data.times(theta)
     with pytest.raises(tp.PartyError, match="values of shape"):
         data.transposed_times(np.zeros(6))
+    with pytest.raises(tp.PartyError, match="centres of shape"):
+        data.gram(np.ones(5), np.zeros(2))
     for places in (np.array([5]), np.array([-1]), np.zeros((1, 1), int)):
         with pytest.raises(tp.PartyError, match="below 5"):
             data.rows(places)

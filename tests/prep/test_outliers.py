@@ -10,6 +10,7 @@ import pandas as pd
 import pyarrow as pa
 import pytest
 from hypothesis import HealthCheck, given, settings
+from scipy.stats import ks_2samp
 
 import tablepuppet as tp
 from tests.party.policed import federation as policed
@@ -79,7 +80,7 @@ def psi(p: Any, q: Any) -> float:
 
 
 def test_drift_is_that_of_the_join(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The index and the distance by bins of the first month's deciles, to 1e-12; categories by their own counts."""
+    """The index by bins of the first month's octiles, and SciPy's distance, to 1e-12; categories by their counts."""
     fed, frame = two_months(tmp_path)
     first, second = fed.sql(SQL.format(0)), fed.sql(SQL.format(1))
     len(first), len(second)
@@ -97,8 +98,8 @@ def test_drift_is_that_of_the_join(tmp_path: Path, monkeypatch: pytest.MonkeyPat
             for v, side in zip(values, sides, strict=True)
         ]
         assert found[name].psi == pytest.approx(psi(*counts), rel=1e-12)
-        below = [np.searchsorted(np.sort(v), edges, "left") / len(v) for v in values]
-        assert found[name].ks == pytest.approx(np.abs(below[0] - below[1]).max(), abs=1e-12)
+        assert found[name].ks == pytest.approx(ks_2samp(*values).statistic, abs=1e-12)
+        assert found[name].exact
         for told, expected in zip(found[name].counts, counts, strict=True):
             assert told.tolist() == expected.tolist()
     kinds = [side["kind"].fillna("none").value_counts() for side in sides]
@@ -111,6 +112,34 @@ def test_drift_is_that_of_the_join(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert "large" in str(found)
     same = tp.drift(first, first)
     assert all(each.psi == 0 for each in same)
+
+
+@pytest.mark.parametrize("shift", [0.0, 0.02, 3.0])
+def test_the_distance_is_that_of_all_values(tmp_path: Path, shift: float) -> None:
+    """Of two shards with thousands of different values: SciPy's, which bins would miss; few cells are divided."""
+    rng, rows = np.random.default_rng(1), 4000
+    month = np.repeat([0, 1], rows)
+    values = np.round(rng.normal(size=2 * rows) * 50 + 300, 4) + 50 * shift * month
+    order, tables = rng.permutation(2 * rows), {}
+    for name, part in (("north", order[:1000]), ("south", order[1000:])):
+        tables[name] = {"t": pa.table({"month": month[part], "x": values[part]})}
+    fed = federation(tmp_path, tables)
+    first, second = (fed.sql(f"SELECT x FROM t WHERE month = {each}") for each in (0, 1))
+    found = tp.drift(first, second)["x"]
+    assert found.exact
+    assert found.ks == pytest.approx(ks_2samp(values[month == 0], values[month == 1]).statistic, abs=1e-12)
+
+
+def test_the_step_and_the_count_have_one_rule(tmp_path: Path) -> None:
+    """`prep.Outliers("sd")` flags the rows that `outlier_by_sd` counts, also between both kinds of deviation."""
+    values = [0.0] * 9 + [1.0] * 2 + [4.0]
+    mean, biased, unbiased = np.mean(values), np.std(values), np.std(values, ddof=1)
+    factor = float((4.0 - mean) / (biased + unbiased) * 2)  # the last row is beyond it by ddof 0, and not by ddof 1
+    fed = federation(tmp_path, {"p": {"t": pa.table({"x": values})}})
+    counted = fed.sql("SELECT x FROM t").outlier_by_sd(k=factor)["x"]
+    steps = tp.prep.Pipeline([tp.prep.Outliers("sd", "flag", factor=factor)])
+    flags = fed.sql("SELECT x FROM t", prep=steps).matrix()[:, "t.x_outlier"]
+    assert counted.outliers == flags.sum() == 0
 
 
 def test_what_has_no_outliers_or_drift(tmp_path: Path) -> None:

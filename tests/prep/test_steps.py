@@ -183,7 +183,7 @@ def test_bounds(seed: int, rows: int, items: int) -> None:
     first, third = np.quantile(w, [0.25, 0.75])
     ends: dict[Method, tuple[float, float]] = {
         "iqr": (first - 1.5 * (third - first), third + 1.5 * (third - first)),
-        "sd": (w.mean() - 3 * w.std(), w.mean() + 3 * w.std()),
+        "sd": (w.mean() - 3 * w.std(ddof=1), w.mean() + 3 * w.std(ddof=1)),
     }
     for method, (low, high) in ends.items():
         outside = (w < low) | (w > high)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import random
 from datetime import date, datetime
 from decimal import Decimal
 from pathlib import Path
@@ -37,6 +38,19 @@ def test_every_numeric_type(values: list[Any], type_: Any, expected: list[float]
     found, present = numbers(pa.chunked_array([pa.array(values, type_)]))
     assert found.tolist() == expected
     assert present.tolist() == [True, True, False]
+
+
+@pytest.mark.parametrize(("precision", "scale"), [(9, 2), (15, 4), (18, 3), (38, 10), (38, 30), (5, 0)])
+def test_decimals_are_the_nearest_floats(precision: int, scale: int) -> None:
+    """As Python and NumPy read them, to the last bit: few digits and many, in a part of a column too."""
+    rng = random.Random(precision)
+    digits = [rng.randrange(10 ** rng.randrange(1, precision)) * (-1) ** place for place in range(3000)]
+    values = [None if place % 7 == 0 else Decimal(each).scaleb(-scale) for place, each in enumerate(digits)]
+    whole = pa.array(values, pa.decimal128(precision, scale))
+    found, present = numbers(pa.chunked_array([whole, whole.slice(3, 100)]))
+    expected = [0.0 if value is None else float(value) for value in values]
+    assert found.tolist() == [*expected, *expected[3:103]]
+    assert present[: len(values)].tolist() == [value is not None for value in values]
 
 
 def test_infinite_times_are_infinite(tmp_path: Path) -> None:

@@ -229,6 +229,8 @@ def multiplied(fed: tp.Federation, folder: Path) -> None:
         matrix.max(axis=1)
         matrix.argmin(axis=1)
         relation.matrix(plan="collect").column_sums()
+    far = fed.sql(ONE.format("paid"), prep=tp.prep.Pipeline([tp.prep.Map("x + 1000", columns=["price"])]))
+    far.matrix(plan="heuristic").std(axis=0)
     kept: Any = fed.sql("SELECT v.price, v.code FROM visits v").matrix(plan="parties")
     tp.linalg.kmeans(kept, k=2, runs=1, max_iter=1)
     vectors = kept @ np.ones((kept.shape[1], 2))

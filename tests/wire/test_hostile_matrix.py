@@ -44,6 +44,28 @@ def test_sums_of_columns_need_the_opt_in(tmp_path: Path, op: str) -> None:
     assert opened(tmp_path / "other", table="matrix = true").run("s", op, **VIEW)["sums"].shape == (1,)
 
 
+def test_centres_fit_their_columns(tmp_path: Path) -> None:
+    """A number for each column of numbers, under a name that is no encoding's; what is asked of it needs the opt-in."""
+    attacker = opened(tmp_path, table="matrix = true")
+    before = attacker.run("s", "matrix.column_sums", **VIEW)["sums"]
+    for centres in (np.zeros(2), np.zeros(0)):
+        with pytest.raises(tp.PartyError, match="centres of shape"):
+            attacker.run("s", "matrix.centre", **VIEW, into="c", centres=centres)
+        with pytest.raises(tp.PartyError, match="centres of shape"):
+            attacker.run("s", "matrix.column_squares", **VIEW, centres=centres)
+    with pytest.raises(tp.PartyError, match="is the name of an encoding"):
+        attacker.run("s", "matrix.centre", **VIEW, into=VIEW["encoding"], centres=np.ones(1))
+    for _ in range(2):  # what was kept under the name is forgotten
+        assert attacker.run("s", "matrix.centre", **VIEW, into="c", centres=np.ones(1)) == {}
+    after = attacker.run("s", "matrix.column_sums", view=VIEW["view"], encoding="c")["sums"]
+    assert after == pytest.approx(before - ROWS)
+    (tmp_path / "other").mkdir()
+    closed = opened(tmp_path / "other")
+    closed.run("s", "matrix.centre", **VIEW, into="c", centres=np.ones(1))
+    with pytest.raises(tp.PrivacyError, match="policy rule matrix"):
+        closed.run("s", "matrix.column_sums", view=VIEW["view"], encoding="c")
+
+
 def test_sums_of_columns_are_masked(tmp_path: Path) -> None:
     """With ``secure_sum`` a shard's sums, weighed at will, do not leave by themselves."""
     attacker = opened(tmp_path, table="matrix = true")

@@ -21,12 +21,13 @@ from numpy.lib.mixins import NDArrayOperatorsMixin
 from numpy.typing import NDArray
 from scipy.sparse.linalg import LinearOperator
 
-from tablepuppet.algebra.column_products import ColumnProducts
+from tablepuppet.algebra.column_products import FAR, ColumnProducts
+from tablepuppet.algebra.derived import Derived
 from tablepuppet.algebra.explain import StepCosts, explain_array
 from tablepuppet.algebra.functions import OF_ONE, OF_TWO, choose, clip, real_numbers
 from tablepuppet.algebra.instead import INSTEAD, NEED_CELLS, NoArrayError, check_settings, refuse
 from tablepuppet.algebra.operator import ProductOperator, RowScaled
-from tablepuppet.algebra.recipes import Term, affine, composed
+from tablepuppet.algebra.recipes import Recipe, Term, affine, composed
 from tablepuppet.algebra.row_ops import Largest
 from tablepuppet.errors import LearnError
 from tablepuppet.prep.encode.encode import encoder_names
@@ -97,16 +98,21 @@ class LazyArray(NDArrayOperatorsMixin, ColumnProducts):
         return int(count)
 
     def var(self, axis: int | None = None, ddof: float = 0, keepdims: bool = False) -> Any:
-        """Variances of columns (axis 0), of rows (axis 1) or of everything; one trip. ``ddof`` as in NumPy."""
+        """Variances of columns (axis 0), of rows (axis 1) or of everything; one trip. ``ddof`` as in NumPy.
+
+        Another trip is made for a function of columns whose mean is far beyond its spread, and for rows of functions.
+        """
         count = self._count(axis)
         if _axis(axis) == 1:
-            sums, squares = self.sum(axis=1), np.square(self).sum(axis=1)
+            middle = float(self.shift.mean()) if self.recipe.function is None else self.mean()
+            moved = self - middle  # before it is squared: numbers far from zero would leave their rounding only
+            sums, squares = moved.sum(axis=1), np.square(moved).sum(axis=1)
+            found = np.maximum(squares - count * (sums / count) ** 2, 0.0)
         else:
-            asked = self.ask_column_sums(), self.ask_column_squares()
-            sums, squares = (each.read() for each in asked)
-        if axis is None:
-            sums, squares = sums.sum(), squares.sum()
-        return _reduced(np.maximum(squares - count * (sums / count) ** 2, 0.0) / (count - ddof), axis, keepdims)
+            means, found = self.ask_moments()()
+            if axis is None:
+                found = float(found.sum() + self.shape[0] * np.sum((means - means.mean()) ** 2))
+        return _reduced(found / (count - ddof), axis, keepdims)
 
     def std(self, axis: int | None = None, ddof: float = 0, keepdims: bool = False) -> Any:
         """Standard deviations, as `var`."""
@@ -141,7 +147,10 @@ class LazyArray(NDArrayOperatorsMixin, ColumnProducts):
 
     def _row_largest(self, with_places: bool = False) -> Largest:
         products, pick = self.basis
-        return products.row_largest(pick, self.recipe.scale, self.recipe.shift, with_places)
+        top = round(float(self.shift.max()))  # about the largest number, added here: what travels is small
+        found = products.uncentred().row_largest(pick, self.recipe.scale, self.recipe.shift - top, with_places)
+        found.values += top
+        return found
 
     def _ends(self) -> Array:
         """The function of the least and the largest number of each column, (2, d)."""
@@ -160,6 +169,49 @@ class LazyArray(NDArrayOperatorsMixin, ColumnProducts):
         found = np.square(self).sum(axis=1) if _axis(axis) == 1 else self.ask_column_squares().read()
         norms = np.sqrt(np.maximum(_reduced(found, axis, keepdims), 0.0))
         return norms if isinstance(norms, np.ndarray) else float(norms)
+
+    def centred(self) -> tuple[LazyArray, Array]:
+        """(the columns less an offset each, the offsets): numbers have a mean of about 0. One trip for functions, else
+        none.
+        """
+        recipe, offsets, _ = self._about_zero()
+        return self._on_line(recipe, np.ones(self.shape[1]), offsets), offsets
+
+    def standardised(self) -> tuple[LazyArray, Array, Array]:
+        """(the columns as (column - offset) / scale, offsets, scales): numbers with a mean of about 0 and a standard
+        deviation of about 1, categories as 0 and 1. So programs compute with numbers of one size. Trips as `centred`.
+        """
+        recipe, offsets, spreads = self._about_zero()
+        is_number = self.basis[0].is_number[self.basis[1]]
+        scales = np.where(is_number, np.abs(recipe.scale) * spreads, recipe.scale)
+        scales = np.where(scales == 0, 1.0, scales)
+        return self._on_line(recipe, scales, offsets), offsets, scales
+
+    def _about_zero(self) -> tuple[Recipe, Array, Array]:
+        """(how columns are computed, their offsets, the standard deviations of what they are scaled from).
+
+        Encoders know means and deviations. Those of a function are asked for, and parties subtract a mean that is far
+        beyond the deviation before they multiply.
+        """
+        recipe, (products, pick) = self.recipe, self.basis
+        if not isinstance(products, Derived) or not self.size:
+            return recipe, self.shift, products.spreads[pick]
+        means, about = self.ask_moments()()
+        factors = np.where(recipe.scale == 0, 1.0, recipe.scale)
+        spreads, inner = np.sqrt(about / self.shape[0]) / np.abs(factors), (means - recipe.shift) / factors
+        varies = products.is_number[pick] & (spreads > 0)
+        if np.any(varies & (inner**2 > FAR * spreads**2)):
+            recipe = recipe.less(np.where(varies, inner, 0.0))
+        return recipe, np.where(varies, means, self.shift), np.where(varies, spreads, 1.0)
+
+    def _on_line(self, recipe: Recipe, scales: Array, offsets: Array) -> LazyArray:
+        """(column - offset) / scale."""
+        if recipe is self.recipe and not offsets.any() and (scales == 1).all():
+            return self
+        scale, (products, pick) = recipe.scale / scales, self.basis
+        is_known = recipe.function is None or not isinstance(products, Derived)
+        shift = -scale * products.centres[pick] if is_known else (recipe.shift - offsets) / scales
+        return LazyArray(self.source, recipe.with_line(scale, shift))
 
     # ---- columns and elements
 

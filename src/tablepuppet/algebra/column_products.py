@@ -1,11 +1,13 @@
 """Products, sums and Gram matrices of columns that are computed from those of the joined matrix X.
 
-Column j is scale_j * f_j(X[:, places_j]) + shift_j (`recipes.py`). Tables are asked about f(X), or X itself; scale
-and shift are applied here. `array.py` is the interface for NumPy.
+Column j is scale_j * f_j(X[:, places_j]) + shift_j (`recipes.py`). Tables are asked about f(X), or X itself less the
+centres of its columns; scale and shift, with the centres, are applied here. So what is multiplied and sent is about
+zero, however far from zero columns are. `array.py` is the interface for NumPy.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import cached_property
 
 import numpy as np
@@ -25,6 +27,7 @@ from tablepuppet.errors import LearnError, PrivacyError
 Array = NDArray[np.float64]
 WIDEST, PART = 2000, 8  # columns of a Gram matrix of which a block is taken, and how many times those of the block
 BLOCK = 32  # columns that are multiplied at a time
+FAR = 1e4  # square of a mean over the variance: beyond, the difference of their sums has lost too many digits
 
 
 class ColumnProducts(ProductOperator):
@@ -91,6 +94,12 @@ class ColumnProducts(ProductOperator):
             )
         return Derived(source.placement, source.encoding.id, parts), pick
 
+    @cached_property
+    def shift(self) -> Array:
+        """What is added to scale * (columns of the basis), (d,): shifts, and centres that parties have subtracted."""
+        products, pick = self.basis
+        return np.asarray(self.recipe.shift + self.recipe.scale * products.centres[pick])
+
     def kept_times(self, directions: ArrayLike, sums: int | None = None) -> KeptArray | Array:
         """A V, which stays at the parties where that is the plan; else as `times`. For ``sums`` see `Keeper.keeps`."""
         keeper, wanted = self.source.keeper, checked("V of X @ V", directions, self.shape[1], "columns")
@@ -98,7 +107,7 @@ class ColumnProducts(ProductOperator):
         if keeper is None or not products.tables or not wanted.size or not keeper.keeps(wanted[:1].size, sums):
             return self.times(wanted)
         slot = keeper.times(products, self.directions(wide(wanted)))
-        found, shift = KeptArray(keeper, slot, (self.shape[0], *wanted.shape[1:])), self.recipe.shift @ wanted
+        found, shift = KeptArray(keeper, slot, (self.shape[0], *wanted.shape[1:])), self.shift @ wanted
         return found + shift if shift.any() else found
 
     def times(self, directions: ArrayLike) -> Array:
@@ -109,11 +118,14 @@ class ColumnProducts(ProductOperator):
         """A^T U: (N,) to (d,), (N, k) to (d, k); one trip. U may be at the parties (`kept_times`)."""
         return self.ask_transposed_times(values).read()
 
-    def ask_times(self, directions: ArrayLike) -> Result:
-        """Ask for A V; a table is sent the columns of V that are not zero for it."""
+    def ask_times(self, directions: ArrayLike, exact: bool = False) -> Result:
+        """Ask for A V; a table is sent the columns of V that are not zero for it.
+
+        What tables answer is rounded to the wire's precision, unless it has to be ``exact``.
+        """
         wanted = checked("V of X @ V", directions, self.shape[1], "columns")
-        asked = self.basis[0].ask_times(self.directions(wide(wanted)))
-        shift = self.recipe.shift @ wide(wanted)  # (k,)
+        asked = self.basis[0].ask_times(self.directions(wide(wanted)), exact)
+        shift = self.shift @ wide(wanted)  # (k,)
 
         def finish() -> Array:
             found = asked.read()  # (N, k)
@@ -124,15 +136,15 @@ class ColumnProducts(ProductOperator):
         return Result(finish, is_flat=wanted.ndim == 1)
 
     def ask_nearest(self, centres: Array) -> Nearest:
-        """Ask for the nearest of some centres, (k, d), of every joined row: where x c - |c|^2 / 2 is largest."""
-        return self.basis[0].ask_nearest(self.directions(centres.T), self.nearness(centres))
+        """Ask for the nearest of some centres, (k, d), of every joined row: where x c - |c|^2 / 2 is largest.
 
-    def nearness(self, centres: Array) -> Array:
-        """What of x c - |c|^2 / 2 is the same for all rows, (k,)."""
-        return np.asarray(self.recipe.shift @ centres.T - (centres**2).sum(axis=1) / 2)
+        x and c are less what is added to all rows, which no distance depends on.
+        """
+        moved = centres - self.shift
+        return self.basis[0].ask_nearest(self.directions(moved.T), -(moved**2).sum(axis=1) / 2)
 
     def directions(self, columns: Array) -> Array:
-        """The V, (columns of the basis, k), of which S V + shift @ columns is A @ columns, if S is the basis."""
+        """The V, (columns of the basis, k), of which S V + self.shift @ columns is A @ columns, if S is the basis."""
         if self._is_plain:
             return columns
         products, pick = self.basis
@@ -148,19 +160,19 @@ class ColumnProducts(ProductOperator):
             recipe.function is None
             and np.array_equal(recipe.places, np.arange(self.source.products.shape[1]))
             and (recipe.scale == 1).all()
-            and not recipe.shift.any()
+            and not self.shift.any()
         )
 
-    def ask_transposed_times(self, values: ArrayLike | KeptArray) -> Result:
-        """Ask for A^T U; U must not change before the result is read."""
-        products, has_shift = self.basis[0], self.recipe.shift.any()
+    def ask_transposed_times(self, values: ArrayLike | KeptArray, exact: bool = False) -> Result:
+        """Ask for A^T U; U must not change before the result is read. For ``exact`` see `ask_times`."""
+        products, has_shift = self.basis[0], self.shift.any()
         if isinstance(values, KeptArray) and values.keeper is self.source.keeper and products.tables:
             asked = values.keeper.ask_transposed_times(products, values.slot, values.columns)
             kept = values.ask_sums() if has_shift else None
             is_flat = values.ndim == 1
             return Result(lambda: self.affine(asked.read(), kept.read() if kept else np.zeros(1)), is_flat)
         wanted = checked_shape("U of X.T @ U", values, self.shape[0], "joined rows")
-        found = products.ask_transposed_times(wide(wanted))
+        found = products.ask_transposed_times(wide(wanted), exact)
         sums = wide(wanted).sum(axis=0) if has_shift else np.zeros(1)
         return Result(lambda: self.affine(found.read(), sums), is_flat=wanted.ndim == 1)
 
@@ -168,7 +180,7 @@ class ColumnProducts(ProductOperator):
         """scale * (products of basis columns) + shift * (sums of what they were multiplied with), (d, k)."""
         if self._is_plain:
             return found
-        return np.asarray(self.recipe.scale[:, None] * found[self.basis[1]] + self.recipe.shift[:, None] * sums)
+        return np.asarray(self.recipe.scale[:, None] * found[self.basis[1]] + self.shift[:, None] * sums)
 
     def ask_sums_by(self, labels: NDArray[np.integer], groups: int) -> Result:
         """Ask for the sums of columns over the joined rows of each group, (d, groups): A^T U for the 0/1 matrix U of
@@ -184,17 +196,38 @@ class ColumnProducts(ProductOperator):
 
     def ask_column_squares(self) -> Result:
         """Ask for the sums of the squares of columns."""
-        products, pick = self.basis
-        squares, scale, shift = products.ask_column_squares(), self.recipe.scale, self.recipe.shift
-        sums = products.ask_column_sums() if shift.any() else None
+        if not self.shift.any():
+            squares, (_, pick) = self.basis[0].ask_column_squares(), self.basis
+            return Result(lambda: np.asarray(self.recipe.scale**2 * squares.read()[pick]))
+        asked, rows = self.ask_moments(), self.shape[0]
 
         def finish() -> Array:
-            found = scale**2 * squares.read()[pick]
-            if sums is not None:
-                found = found + 2 * scale * shift * sums.read()[pick] + self.shape[0] * shift**2
-            return np.asarray(np.maximum(found, 0.0))
+            means, about = asked()
+            return np.asarray(about + rows * means**2)
 
         return Result(finish)
+
+    def ask_moments(self) -> Callable[[], tuple[Array, Array]]:
+        """Ask for the means of columns, and the sums of their squares about them, (d,) each.
+
+        One trip; one more for columns of numbers whose mean is beyond 100 standard deviations from what parties
+        subtract: that they are squared before it is subtracted would leave their rounding only.
+        """
+        products, pick = self.basis
+        asked, rows = (products.ask_column_sums(), products.ask_column_squares()), self.shape[0]
+
+        def read() -> tuple[Array, Array]:
+            sums, squares = (each.read() for each in asked)
+            means = sums / rows
+            about = np.where(products.is_number, squares - rows * means**2, sums * (1 - means))  # of 0 and 1: exact
+            far = products.is_number & (rows * means**2 > FAR * about)
+            far &= np.isin(np.arange(len(far)), pick)
+            if far.any():
+                about = np.where(far, products.ask_column_squares(np.where(far, means, 0.0)).read(), about)
+            scale = self.recipe.scale
+            return scale * means[pick] + self.shift, scale**2 * np.maximum(about, 0.0)[pick]
+
+        return read
 
     def column_sums(self) -> Array:
         """The sum of every column over the joined rows, (d,); one trip."""
@@ -206,7 +239,7 @@ class ColumnProducts(ProductOperator):
         if given is not None and given.ndim != 1:
             raise LearnError(f"weights are one number per joined row, not of shape {given.shape}")
         products, pick = self.basis
-        scale, shift, sums = self.recipe.scale, self.recipe.shift, None
+        scale, shift, sums = self.recipe.scale, self.shift, None
         if shift.any():
             sums = products.ask_column_sums() if given is None else products.ask_transposed_times(given[:, None])
         plain = gram(products, given)

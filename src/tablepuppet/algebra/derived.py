@@ -22,13 +22,14 @@ class Derived(TableProducts):
         self._encoding, self._parts = encoding, parts
         self._key = tuple((alias, each.key) for alias, each in parts.items())
         self._made: dict[str, EncodedTable] = {}
-        super().__init__(placement, {}, {alias: each.width for alias, each in parts.items()})
+        widths = {alias: each.width for alias, each in parts.items()}
+        super().__init__(placement, {}, widths, {alias: each.numbers for alias, each in parts.items()})
 
     def local(self, alias: str) -> EncodedTable | None:
         """A function of the table's rows, if these were collected."""
         data = self.placement.collected.get(alias)
         if data is not None and alias not in self._made:
-            self._made[alias] = self._parts[alias].of(data)
+            self._made[alias] = self._parts[alias].of(data.centred(-self.placement.centres[alias]))
         return None if data is None else self._made[alias]
 
     def ready(self) -> Mapping[str, str]:
@@ -47,7 +48,11 @@ class DerivedTable:
 
     def __init__(self, function: Function, numbers: list[int], groups: list[int], sizes: list[int]):
         self._function, self.width = function, len(numbers) + sum(sizes)
-        self._numbers, self._groups = np.array(numbers, np.int64), np.array(groups, np.int64)
+        self._numbers, self._groups, self.numbers = (
+            np.array(numbers, np.int64),
+            np.array(groups, np.int64),
+            len(numbers),
+        )
         self.key = (function.key, tuple(numbers), tuple(groups))
 
     def arguments(self) -> dict[str, Any]:

@@ -151,13 +151,14 @@ class DistinctRows:
         images = first | {alias: cells.times(wanted[alias]) for alias, cells in products.cells.items()}
         first.clear()  # as long as their tables, and not needed again
         found = products.gathered(images, self._directions.shape[1], {})
-        shift = self._array.recipe.shift @ self._directions
+        shift = self._array.shift @ self._directions
         return found + shift if shift.any() else found
 
     def ask_nearest(self, centres: Array) -> Nearest:
         """Ask for the nearest of some centres, (k, d), of every row."""
-        array = self._array
-        return self.products.ask_nearest(array.directions(centres.T), array.nearness(centres), self.weights)
+        moved = centres - self._array.shift  # as `ColumnProducts.ask_nearest`
+        constants = -(moved**2).sum(axis=1) / 2
+        return self.products.ask_nearest(self._array.directions(moved.T), constants, self.weights)
 
     def has_few(self, labels: Labels, groups: int) -> bool:
         """Whether some group has fewer rows of a shard than its party adds up (``min_rows``), and not none."""
@@ -171,20 +172,24 @@ class DistinctRows:
                     return True
         return False
 
+    def sizes(self, labels: Labels, groups: int) -> Array:
+        """How many joined rows each group has."""
+        return np.bincount(labels, self.weights, groups).astype(np.float64)
+
     def ask_means(self, labels: Labels, groups: int) -> Result:
         """Ask for the means of the joined rows of each group, (groups, d), by numbers of groups; NaN if it has none."""
-        products, weights = self.products, self.weights
+        products = self.products
         hidden = [
             a for a in products.tables if any(products.placement.min_rows(a).values())
         ]  # of which every row has to be counted
         others = [a for a in products.tables if a not in hidden]
-        asked = [products.ask_sums_by(labels, groups, others, weights)]
+        asked = [products.ask_sums_by(labels, groups, others, self.weights)]
         if hidden:
             asked.append(self._all.ask_sums_by(self.expanded(labels), groups, hidden))
 
         def finish() -> Array:
             sums = sum(part.read() for part in asked)
-            sizes = np.bincount(labels, weights, groups).astype(np.float64)
+            sizes = self.sizes(labels, groups)
             return np.asarray((self._array.affine(np.asarray(sums), sizes) / np.where(sizes, sizes, np.nan)).T)
 
         return Result(finish)

@@ -27,7 +27,7 @@ from tablepuppet.errors import LearnError, PartyError
 from tablepuppet.party.arguments import LARGEST
 
 Array = NDArray[np.float64]
-MOST_STEPS = 64
+MOST_STEPS = 64  # and one more, which subtracts the mean
 OneName = Literal[
     "negative", "absolute", "sign", "square", "sqrt", "cbrt", "reciprocal", "exp", "expm1", "log", "log1p", "log2",
     "log10", "sin", "cos", "tanh", "arctan", "floor", "ceil", "rint",
@@ -35,9 +35,9 @@ OneName = Literal[
 ConditionName = Literal["greater", "greater_equal", "less", "less_equal", "equal", "not_equal"]
 TwoName = Literal["add", "subtract", "multiply", "divide", "power", "minimum", "maximum", ConditionName]
 FunctionName = Literal[OneName, TwoName, "where"]
-Operand = Annotated[int, Meta(ge=-MOST_STEPS, le=MOST_STEPS)]
+Operand = Annotated[int, Meta(ge=-MOST_STEPS - 1, le=MOST_STEPS + 1)]
 FunctionStep = tuple[FunctionName, Operand, Operand]
-FunctionSteps = Annotated[Sequence[FunctionStep], Meta(min_length=1, max_length=MOST_STEPS)]
+FunctionSteps = Annotated[Sequence[FunctionStep], Meta(min_length=1, max_length=MOST_STEPS + 1)]
 
 
 def where(condition: Any, values: Any) -> Any:
@@ -64,6 +64,11 @@ class Function:
     def of(self, columns: NDArray[np.integer]) -> Function:
         """The same for some of the columns."""
         return Function(self.steps, self.constants[:, columns])
+
+    def less(self, constants: Array) -> Function:
+        """The same less a constant for each column."""
+        step: FunctionStep = ("subtract", len(self.steps), -1 - len(self.constants))
+        return Function((*self.steps, step), np.concatenate([self.constants, constants[None]]))
 
     def __call__(self, values: Array) -> Array:
         """The function of an array whose last axis is columns."""
@@ -135,7 +140,7 @@ def evaluate(steps: Sequence[FunctionStep], constants: Array, values: Array) -> 
 
 def check_steps(steps: Sequence[FunctionStep], constants: Array, columns: int) -> None:
     """PartyError unless steps use earlier values only, and there is a constant for each column."""
-    if constants.ndim != 2 or constants.shape[1] != columns or len(constants) > MOST_STEPS:
+    if constants.ndim != 2 or constants.shape[1] != columns or len(constants) > MOST_STEPS + 1:
         raise PartyError(f"a function of {columns:,} columns needs as many numbers in each row of constants")
     for number, (_, *used) in enumerate(steps):
         if any(place > number or place < -len(constants) for place in used):

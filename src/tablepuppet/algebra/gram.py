@@ -5,6 +5,7 @@ X^T X  = [T_i^T (S_i^T S_j) T_j]_ij       S_i^T S_j counts how often two base ro
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -25,7 +26,8 @@ def gram(products: TableProducts, weights: Array | None = None) -> Array:
 
     A table computes its own block. Of two tables the one with fewer columns sends its encoded cells and the other
     multiplies: that moves least. So all tables but the widest send as many products as they have columns. A table that
-    sends sums only is the one that multiplies; PrivacyError if there are two.
+    sends sums only is the one that multiplies; PrivacyError if there are two. Cells and weights travel exactly, in the
+    bytes of float32 where that is exact, as it is for categories: an inverse would show what is lost.
     """
     found = np.zeros((products.shape[1], products.shape[1]))
     if not products.tables:
@@ -33,19 +35,38 @@ def gram(products: TableProducts, weights: Array | None = None) -> Array:
     order = gram_order(products)
     run = products.placement.begin(PricedStep.gram(products, weights is not None))
     within = _ask_blocks(products, weights, run)
-    sent = products.ask_images({alias: np.eye(products.width(alias)) for alias in order[:-1]}, run)
+    sent = _ask_cells(products, order[:-1], run)
     for alias, own in within().items():
         found[products.blocks[alias], products.blocks[alias]] = own * products.shape[0]
     cells = sent()
-    met = {}
-    for place, alias in enumerate(order[1:], 1):
-        parts = [_moved(products.mapping, other, alias, cells[other], weights) for other in order[:place]]
-        met[alias] = np.concatenate(parts, axis=1)
-    for alias, sums in products.ask_table_sums(met, run)().items():
-        others = np.concatenate([_places(products.blocks[other]) for other in order[: order.index(alias)]])
-        found[products.blocks[alias], others] = sums
-        found[others, products.blocks[alias]] = sums.T
+    asked = []
+    for is_number in (True, False):
+        met, places = {}, {}
+        for place, alias in enumerate(order[1:], 1):
+            parts = [(other, cells[is_number][other]) for other in order[:place] if other in cells[is_number]]
+            if parts:
+                moved = [_moved(products.mapping, other, alias, each, weights) for other, each in parts]
+                met[alias] = np.concatenate(moved, axis=1)
+                places[alias] = np.concatenate([_places(products, other, is_number) for other, _ in parts])
+        if met:
+            asked.append((places, products.ask_table_sums(met, run, exact=True)))
+    for places, replies in asked:
+        for alias, sums in replies().items():
+            found[products.blocks[alias], places[alias]] = sums
+            found[places[alias], products.blocks[alias]] = sums.T
     return found
+
+
+def _ask_cells(
+    products: TableProducts, aliases: Sequence[str], run: Run
+) -> Callable[[], dict[bool, dict[str, Any]]]:  # fmt: skip
+    """Ask for the cells of tables, exactly: numbers (True) and categories (False) apart, which are 0 and 1."""
+    asked = {}
+    for is_number in (True, False):
+        wanted = {alias: _places(products, alias, is_number) - products.blocks[alias].start for alias in aliases}
+        units = {a: np.eye(products.width(a))[:, places] for a, places in wanted.items() if len(places)}
+        asked[is_number] = products.ask_images(units, run, exact=True) if units else dict
+    return lambda: {is_number: replies() for is_number, replies in asked.items()}
 
 
 def _ask_blocks(products: TableProducts, weights: Array | None, run: Run) -> ByTable:
@@ -57,7 +78,7 @@ def _ask_blocks(products: TableProducts, weights: Array | None, run: Run) -> ByT
         rows = {alias: products.mapping.scatter_sum(alias, weights) for alias in products.tables}
 
     def arguments(alias: str, shard: ShardRows) -> dict[str, Any]:
-        chosen = {"rows": products.cut(rows[alias], shard)} if rows else {}
+        chosen = {"rows": products.cut(alias, rows[alias], shard, exact=True)} if rows else {}
         return {"joined_rows": count, **chosen}
 
     def compute(alias: str, data: EncodedTable) -> Array:
@@ -83,5 +104,8 @@ def _moved(mapping: TableMapping, source: str, target: str, values: Floats, weig
     return np.asarray(counted @ values.astype(np.float64))
 
 
-def _places(block: slice) -> NDArray[np.intp]:
-    return np.arange(block.start, block.stop)
+def _places(products: TableProducts, alias: str, is_number: bool) -> NDArray[np.intp]:
+    """The columns of a table in X that are numbers, or that are not."""
+    block = products.blocks[alias]
+    middle = block.start + products.numbers(alias)
+    return np.arange(block.start, middle) if is_number else np.arange(middle, block.stop)

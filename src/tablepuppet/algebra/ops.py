@@ -6,8 +6,9 @@ T (rows x width) are the shard's encoded rows, w counts how often each of them i
     matrix.transposed_times    T^T U                    one sum per encoded column and direction
     matrix.sums_by             T^T U                    for the 0/1 matrix U of groups of rows
     matrix.column_sums         T^T w
-    matrix.column_squares      (T * T)^T w
-    matrix.gram                T^T diag(w) T / N        with noise if that is asked for
+    matrix.column_squares      (T * T)^T w              of T less centres if they are given
+    matrix.centre              T less centres, stored here under a new name, which the other ops can use
+    matrix.gram                T^T diag(w) T / N        with noise if that is asked for, of T less centres if they are
     matrix.weighted_gram       T^T diag(u) T / N        u as U
     matrix.apply               f(T), stored here under a new name, which the other ops can use
     matrix.values              T, cell by cell          only columns whose policy says so (``values``)
@@ -33,10 +34,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tablepuppet.algebra.functions import FunctionSteps, check_steps, evaluate
+from tablepuppet.arrays import lossless
 from tablepuppet.errors import PartyError
 from tablepuppet.party.added_noise import GramNoise
 from tablepuppet.party.allowance import check_memory, check_reply
-from tablepuppet.party.arguments import Name, Positive, Some, Within
+from tablepuppet.party.arguments import Means, Name, Positive, Some, Within
 from tablepuppet.party.local_table import LocalTable, RelationRows
 from tablepuppet.party.ops import Values, op
 from tablepuppet.party.release import Release
@@ -58,9 +60,10 @@ Constants = Annotated[NDArray[np.float64], Within(dimensions=(2,))]
     directions="directions",
     returns={"image": IMAGE},
 )
-def times(table: LocalTable, view: str, encoding: str, directions: Array) -> Values:
-    """T V: (rows,) for one direction, else (rows, directions)."""
-    return {"image": encoded(table, view, encoding).times(directions).astype(table.wire)}
+def times(table: LocalTable, view: str, encoding: str, directions: Array, exact: bool = False) -> Values:
+    """T V: (rows,) for one direction, else (rows, directions); rounded to the wire's precision unless ``exact``."""
+    found = encoded(table, view, encoding).times(directions)
+    return {"image": lossless(found) if exact else found.astype(table.wire)}
 
 
 @op(
@@ -136,9 +139,28 @@ def column_sums(table: LocalTable, view: str, encoding: str) -> Values:
     summed=("sums",),
     returns={"sums": Numbers((WIDTH,))},
 )
-def column_squares(table: LocalTable, view: str, encoding: str) -> Values:
-    """(T * T)^T w."""
-    return {"sums": squares_of(encoded(table, view, encoding), joined_counts(table, view))}
+def column_squares(table: LocalTable, view: str, encoding: str, centres: Means | None = None) -> Values:
+    """(T * T)^T w; with ``centres``, (numbers,), these are subtracted from the columns of numbers first."""
+    data = encoded(table, view, encoding)
+    if centres is not None:
+        data = _centred(data, centres)
+    return {"sums": squares_of(data, joined_counts(table, view))}
+
+
+@op("matrix.centre", asked="the relation as a matrix", releases=Release.COUNTS, returns={})
+def centre(table: LocalTable, view: str, encoding: str, into: Name, centres: Means) -> Values:
+    """Keep T less ``centres``, (numbers,), under the name ``into``: products of columns far from zero lose digits.
+
+    No direction is counted: whatever is asked of it follows from the same of T, from its sums and from N.
+    """
+    data = _centred(encoded(table, view, encoding), centres)
+    _keep(table, view, into, data, "matrix.centre")
+    return {}
+
+
+def _centred(data: EncodedTable, centres: Array) -> EncodedTable:
+    check_length("centres", centres, data.dense.shape[1])
+    return data.centred(centres)
 
 
 def squares_of(data: EncodedTable, weights: Array) -> Array:
@@ -196,9 +218,7 @@ def apply(
     for places, most in ((numbers, data.dense.shape[1]), (groups, len(data.codes))):
         if len(places) and (places.min() < 0 or places.max() >= most):
             raise PartyError(f"places of columns must be at least 0 and below {most:,}")
-    if f"{view}/{into}" in table.state and not isinstance(table.state[f"{view}/{into}"], Applied):
-        raise PartyError(f"op 'matrix.apply': {into!r} is the name of an encoding")
-    table.state.pop(f"{view}/{into}", None)
+    _forget(table, view, into, "matrix.apply")
     check_memory(8 * (len(steps) + 2) * len(data.dense) * max(len(numbers), 1))
     found = applied(data, numbers, groups, steps, constants)
     if not np.isfinite(found.dense).all():
@@ -207,12 +227,24 @@ def apply(
             "columns are standardised numbers, below zero for what is below the mean"
         )
     check_weighed(table, table.view(view), found.dense)
-    table.state[f"{view}/{into}"] = Applied(found, table.view(view), private=False)
+    _keep(table, view, into, found, "matrix.apply")
     return {}
 
 
 class Applied(EncodedShard):
-    """What ``matrix.apply`` keeps at a party."""
+    """What ``matrix.apply`` and ``matrix.centre`` keep at a party."""
+
+
+def _forget(table: LocalTable, view: str, into: str, op_name: str) -> None:
+    """Free the memory of what was kept under a name before; PartyError if that is an encoding."""
+    if f"{view}/{into}" in table.state and not isinstance(table.state[f"{view}/{into}"], Applied):
+        raise PartyError(f"op {op_name!r}: {into!r} is the name of an encoding")
+    table.state.pop(f"{view}/{into}", None)
+
+
+def _keep(table: LocalTable, view: str, into: str, data: EncodedTable, op_name: str) -> None:
+    _forget(table, view, into, op_name)
+    table.state[f"{view}/{into}"] = Applied(data, table.view(view), private=False)
 
 
 def applied(
@@ -232,11 +264,11 @@ def applied(
     returns={"numbers": Numbers((ROWS, ANY)), "codes": Numbers((ROWS, ANY), kinds="i", least=-1.0)},
 )
 def values(table: LocalTable, view: str, encoding: str) -> Values:
-    """T: the encoded numbers of every row, and the codes of its categories, -1 for none."""
+    """T: the encoded numbers of every row, exactly, and the codes of its categories, -1 for none."""
     data = encoded(table, view, encoding)
     check_reply(len(data.dense) * (8 * data.dense.shape[1] + 4 * len(data.codes)))
     codes = np.stack(data.codes, axis=1) if data.codes else np.zeros((len(data.dense), 0), np.int32)
-    return {"numbers": data.dense.astype(table.wire), "codes": codes}
+    return {"numbers": lossless(data.dense), "codes": codes}
 
 
 @op(
@@ -247,11 +279,16 @@ def values(table: LocalTable, view: str, encoding: str) -> Values:
     summed=("gram",),
     returns={"gram": Numbers((WIDTH, WIDTH))},
 )
-def gram(table: LocalTable, view: str, encoding: str, joined_rows: Positive, noise: GramNoise | None = None) -> Values:
-    """T^T diag(w) T / N, or K."""
+def gram(
+    table: LocalTable, view: str, encoding: str, joined_rows: Positive, centres: Means | None = None,
+    noise: GramNoise | None = None,
+) -> Values:  # fmt: skip
+    """T^T diag(w) T / N, or K. With ``centres``, (width,), T is less these in each column; K has none."""
     if noise is not None:
+        if centres is not None:
+            raise PartyError("op 'matrix.gram': a Gram matrix with noise takes no centres")
         return {"gram": noisy_gram(table, encoded_for_noise(table, view, encoding), noise)}
-    return {"gram": encoded(table, view, encoding).gram(joined_counts(table, view)) / joined_rows}
+    return {"gram": encoded(table, view, encoding).gram(joined_counts(table, view), centres) / joined_rows}
 
 
 def joined_counts(table: LocalTable, view: str) -> Array:

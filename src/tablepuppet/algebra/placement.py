@@ -36,6 +36,7 @@ from tablepuppet.sql.expression import columns_of
 PlanName = Literal["cost", "collect", "heuristic", "parties"]
 PLANS: tuple[str, ...] = get_args(PlanName)
 COLLECT = "collect cells"
+CENTRED = ".centred"  # after the name of an encoding
 SLOTS = 8  # functions of columns that parties keep for a matrix
 LATENCY = 1e-3  # seconds of a trip, before one was measured
 BANDWIDTH = 1.25e8  # bytes per second, before a message was large enough to measure it
@@ -51,6 +52,9 @@ class ByTables(Protocol):
 
     def width(self, alias: str) -> int:
         """Columns of a table."""
+
+    def numbers(self, alias: str) -> int:
+        """Those of them that are numbers, not categories."""
 
 
 @dataclass(frozen=True)
@@ -106,25 +110,36 @@ class PricedStep:
     @classmethod
     def gram(cls, products: ByTables, weighted: bool) -> PricedStep:
         """X.T @ X: blocks within tables, then cells of narrow ones to wide ones."""
-        order = gram_order(products)
-        by_column, by_row = _sizes(dict.fromkeys(order, 1), products)
+        order, sizes = gram_order(products), products.placement.sizes
+        by_column, _ = _sizes(dict.fromkeys(order, 1), products)
         down, up, ops = dict.fromkeys(order, 0), dict.fromkeys(order, 0), dict.fromkeys(order, 1)
-        before = 0  # columns of the tables whose cells a table is sent
+        before = [0, 0]  # columns of numbers and of categories of the tables whose cells a table is sent
         for alias in order:
-            width, is_last = products.width(alias), alias == order[-1]
-            down[alias] = by_row[alias] * (before + weighted) + (0 if is_last else width * by_column[alias])
-            up[alias] = by_column[alias] * (before + width) + (0 if is_last else width * by_row[alias])
-            ops[alias] += (not is_last) + (before > 0)
-            before += width
+            numbers, is_last, rows = products.numbers(alias), alias == order[-1], sizes[alias].rows
+            parts = [numbers, products.width(alias) - numbers]
+            down[alias] = rows * (8 * (sum(before) + 1) if weighted else _exact_bytes(before))
+            up[alias] = by_column[alias] * (sum(before) + sum(parts))
+            if not is_last:
+                down[alias] += sum(parts) * by_column[alias]
+                up[alias] += rows * _exact_bytes(parts)
+                ops[alias] += sum(map(bool, parts))
+            ops[alias] += sum(map(bool, before))
+            before = [one + other for one, other in zip(before, parts, strict=True)]
         name = "X.T @ (w[:, None] * X)" if weighted else "X.T @ X"
         return cls(name, down, up, min(len(order), 2), cells=frozenset(order[:-1]), ops=ops)
 
 
 def _sizes(vectors: Mapping[str, int], products: ByTables) -> tuple[dict[str, int], dict[str, int]]:
     """By table, the bytes of vectors with a number for each column, at every shard; of those with one for each row."""
-    sizes, wire = products.placement.sizes, products.placement.wire_bytes
+    placement, sizes = products.placement, products.placement.sizes
     by_column = {alias: 8 * products.width(alias) * count * sizes[alias].shards for alias, count in vectors.items()}
-    return by_column, {alias: sizes[alias].rows * count * wire for alias, count in vectors.items()}
+    wire = {alias: np.dtype(placement.wire_of(alias)).itemsize for alias in vectors}
+    return by_column, {alias: sizes[alias].rows * count * wire[alias] for alias, count in vectors.items()}
+
+
+def _exact_bytes(columns: Sequence[int]) -> int:
+    """The bytes of a row of cells that travel exactly, of so many numbers and categories: these are 0 and 1."""
+    return 8 * columns[0] + 4 * columns[1]
 
 
 def gram_order(products: ByTables) -> list[str]:
@@ -205,7 +220,11 @@ class LineSpeed:
 
 
 class Placement:
-    """Where the tables of one matrix compute, and what that has cost."""
+    """Where the tables of one matrix compute, and what that has cost.
+
+    ``centres`` are subtracted from a table's columns of numbers at its parties, who keep the result under ``names``:
+    whatever is multiplied, sent or collected is of columns about zero.
+    """
 
     def __init__(self, client: Client, encoding: Encoding, wire: str, plan: str = "cost"):
         if plan not in PLANS:
@@ -220,6 +239,9 @@ class Placement:
         self._name, self._spent = client.new_name(), 0.0
         self._row_sums: dict[str, RowSums] = {}
         self.sizes = {alias: self._size(alias) for alias in client.mapping.tables}
+        self.encoding_id = encoding.id
+        self.centres = {alias: encoding.offsets(alias) for alias in encoding.numbers if alias in client.mapping.tables}
+        self.names = {alias: encoding.id + CENTRED * bool(each.any()) for alias, each in self.centres.items()}
 
     def _size(self, alias: str) -> TableSize:
         shards = self.client.shards(alias)
@@ -317,7 +339,25 @@ class Placement:
     def cell_bytes(self, alias: str) -> int:
         """The bytes of a table's encoded cells."""
         numbers, categories = len(self._encoding.numbers[alias]), len(self._encoding.categories[alias])
-        return self.sizes[alias].rows * (numbers * self.wire_bytes + 4 * categories)
+        return self.sizes[alias].rows * (8 * numbers + 4 * categories)
+
+    def centre(self) -> None:
+        """Ask the parties to subtract the centres of tables that have any, unless they have; it costs no trip."""
+        names = {a: name for a, name in self.names.items() if name != self._encoding.id}
+        if self._encoding.id + CENTRED in self.client.encodings or not names:
+            return
+        by_alias = {alias: {"into": name, "centres": self.centres[alias]} for alias, name in names.items()}
+        self.client.widths |= {(alias, name): len(self._encoding.names(alias)) for alias, name in names.items()}
+        self.lou.ask("matrix.centre", names, by_alias=by_alias, encoding=self._encoding.id)
+        self.client.encodings.add(self._encoding.id + CENTRED)
+
+    def wire_of(self, alias: str) -> str:
+        """The precision of arrays over the rows of a table, as they are sent to its parties."""
+        return self.lou.wire if self.sizes[alias].is_remote else "float64"
+
+    def is_exact(self, alias: str) -> bool:
+        """Whether nothing is rounded on the way to the parties of a table and back, as in this process."""
+        return np.dtype(self.wire_of(alias)).itemsize == 8
 
     def min_rows(self, alias: str) -> dict[str, int]:
         """The fewest rows of a table that each of its parties adds up."""
@@ -394,7 +434,9 @@ class Placement:
 
     def _collect(self, aliases: Sequence[str]) -> None:
         """Fetch the encoded cells of tables; one trip."""
-        pending = self.lou.ask("matrix.values", aliases, encoding=self._encoding.id)
+        pending = self.lou.ask(
+            "matrix.values", aliases, by_alias={alias: {"encoding": self.names[alias]} for alias in aliases}
+        )
         self.note(Run(self.collecting(aliases)), is_asked=True)
         found = self.read(pending)
         for alias in aliases:

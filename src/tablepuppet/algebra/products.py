@@ -27,12 +27,13 @@ from tablepuppet.algebra.nearest import Image, Nearest
 from tablepuppet.algebra.ops import squares_of
 from tablepuppet.algebra.placement import Placement, PricedStep, Run
 from tablepuppet.algebra.row_ops import Largest, largest_of_rows
-from tablepuppet.arrays import are_within
+from tablepuppet.arrays import are_within, lossless
 from tablepuppet.errors import LearnError
 from tablepuppet.mapping.table_mapping import SCATTER_CHUNK, Floats, Index, MappedTable, ShardRows, TableMapping
 from tablepuppet.operators.secure_sum import Bounds
 from tablepuppet.party.arguments import LARGEST
 from tablepuppet.pieces import on_all_cores, over_pieces, pieces
+from tablepuppet.prep.encode.encode import Encoding
 from tablepuppet.prep.encode.encoded_table import EncodedTable
 
 Array = NDArray[np.float64]
@@ -62,16 +63,25 @@ class Result:
 class TableProducts:
     """X by tables: ``ids`` say under which name each table's rows are encoded at its parties, ``widths`` how wide.
 
-    ``squares`` are the largest mean square of a column by table, 1 if it is not there, for bounds of secure sums.
+    ``numbers`` are how many columns of each table are numbers; they are the first. Of columns that an ``encoding``
+    makes, the centres that were subtracted and the spreads are known; of others they are 0 and 1.
     """
 
     def __init__(
-        self, placement: Placement, ids: Mapping[str, str], widths: Mapping[str, int],
-        squares: Mapping[str, float] | None = None,
+        self, placement: Placement, ids: Mapping[str, str], widths: Mapping[str, int], numbers: Mapping[str, int],
+        encoding: Encoding | None = None,
     ):  # fmt: skip
-        self.placement, self.mapping, self._ids, self._squares = placement, placement.client.mapping, ids, squares or {}
+        self.placement, self.mapping, self._ids, self._numbers = placement, placement.client.mapping, ids, numbers
         ends = np.cumsum([0, *widths.values()]).tolist()
         self.blocks = {alias: slice(*ends) for alias, ends in zip(widths, pairwise(ends), strict=True)}
+        self.centres, self.spreads, self._squares = np.zeros(ends[-1]), np.ones(ends[-1]), dict[str, float]()
+        self.is_number = np.zeros(ends[-1], bool)
+        for alias, block in self.blocks.items():
+            here = slice(block.start, block.start + numbers[alias])
+            self.is_number[here] = True
+            if encoding is not None:
+                self.centres[here], self.spreads[here] = encoding.offsets(alias), encoding.spreads(alias)
+                self._squares[alias] = max([1.0, *(each.centred_square for each in encoding.numbers[alias])])
         self.shape = (len(self.mapping), int(ends[-1]))
         self.tables = [alias for alias, width in widths.items() if width and placement.client.shards(alias)]
         self.cells, self._firsts = dict[str, EncodedTable](), dict[str, Index]()  # see `over`
@@ -98,16 +108,25 @@ class TableProducts:
         found._firsts, found.cells = firsts, cells
         return found
 
+    def uncentred(self) -> TableProducts:
+        """The same columns as they are, from which parties subtract nothing: equal numbers stay equal."""
+        if not self.centres.any():
+            return self
+        found = copy(self)
+        found._ids, found.centres = dict.fromkeys(self._ids, self.placement.encoding_id), np.zeros(self.shape[1])
+        return found
+
     def local(self, alias: str) -> EncodedTable | None:
         """The table's rows, if they were collected."""
-        return self.placement.collected.get(alias)
+        data, centres = self.placement.collected.get(alias), self.placement.centres[alias]
+        return data if data is None or self._ids[alias] == self.placement.names[alias] else data.centred(-centres)
 
     def ready(self) -> Mapping[str, str]:
         """By table the name under which its parties have its encoded rows; they are asked for what they lack."""
         return self._ids
 
     def square(self, alias: str) -> float:
-        """The largest mean square of a column, at least 1."""
+        """The largest mean square of a column, at least 1; for bounds of secure sums."""
         return self._squares.get(alias, 1.0)
 
     def width(self, alias: str) -> int:
@@ -115,11 +134,19 @@ class TableProducts:
         block = self.blocks[alias]
         return int(block.stop - block.start)
 
-    def ask_times(self, directions: Array) -> Result:
-        """Ask for X V, (d, k) to (N, k); a table is sent those columns of V that are not zero for it."""
+    def numbers(self, alias: str) -> int:
+        """Those of them that are numbers, not categories."""
+        return self._numbers[alias]
+
+    def ask_times(self, directions: Array, exact: bool = False) -> Result:
+        """Ask for X V, (d, k) to (N, k); a table is sent those columns of V that are not zero for it.
+
+        Images are rounded to the wire's precision, unless they have to be ``exact``.
+        """
         used = {alias: np.flatnonzero(directions[self.blocks[alias]].any(axis=0)) for alias in self.tables}
         used = {alias: places for alias, places in used.items() if len(places)}
-        replies = self.ask_images({alias: directions[self.blocks[alias]][:, used[alias]] for alias in used})
+        wanted = {alias: directions[self.blocks[alias]][:, used[alias]] for alias in used}
+        replies = self.ask_images(wanted, exact=exact)
         return Result(lambda: self.gathered(replies(), directions.shape[1], used))
 
     def gathered(self, given: Mapping[str, Floats], width: int, used: Mapping[str, NDArray[np.intp]]) -> Array:
@@ -161,24 +188,27 @@ class TableProducts:
 
         def images() -> list[Image]:
             found = replies()
-            found |= {alias: found[alias].astype(self._lou.wire) for alias in self.cells}  # as parties round them
+            found |= {
+                alias: found[alias].astype(self.placement.wire_of(alias)) for alias in self.cells
+            }  # as parties do
             return [self._image(alias, image) for alias, image in found.items()]
 
         return Nearest(self.shape[0], images, constants, weights)
 
-    def ask_transposed_times(self, values: Array) -> Result:
+    def ask_transposed_times(self, values: Array, exact: bool = False) -> Result:
         """Ask for X^T U, (N, k) to (d, k); U must not change before the result is read.
 
-        LearnError if U is not finite: then its sums are not, which are fewer to look at.
+        U is rounded as it is sent, unless it has to be ``exact``. LearnError if U is not finite: then its sums are not,
+        which are fewer to look at.
         """
         asked = self.tables if values.size else []
         if values.shape[1] > 1:  # one column is cut into pieces
-            rows = on_all_cores(lambda alias: self.scattered(alias, values), asked)
+            rows = on_all_cores(lambda alias: self.scattered(alias, values, exact), asked)
         else:
-            rows = [self.scattered(alias, values) for alias in asked]
+            rows = [self.scattered(alias, values, exact) for alias in asked]
         for each in rows or [values]:
             check_finite("U of X.T @ U", each)
-        return self._by_blocks(self.ask_table_sums(dict(zip(asked, rows, strict=True))), values.shape[1])
+        return self._by_blocks(self.ask_table_sums(dict(zip(asked, rows, strict=True)), exact=exact), values.shape[1])
 
     def ask_sums_by(
         self, labels: NDArray[np.integer], groups: int, aliases: list[str] | None = None, weights: Array | None = None
@@ -209,8 +239,9 @@ class TableProducts:
         if alias in self.cells:
             return counts.astype(np.float64)
         if alias not in self._firsts:
-            return counts.astype(self._lou.wire)
-        found: Floats = np.zeros((self.placement.sizes[alias].rows, counts.shape[1]), self._lou.wire)
+            return counts.astype(self.placement.wire_of(alias))
+        size = self.placement.sizes[alias].rows, counts.shape[1]
+        found: Floats = np.zeros(size, self.placement.wire_of(alias))
         found[self._firsts[alias]] = counts
         return found
 
@@ -227,15 +258,26 @@ class TableProducts:
         """Ask for the sums of columns, (d,)."""
         return self._ask_statistic("sums", lambda data, counts: data.transposed_times(counts))
 
-    def ask_column_squares(self) -> Result:
-        """Ask for the sums of the squares of columns, (d,)."""
-        return self._ask_statistic("squares", squares_of)
+    def ask_column_squares(self, centres: Array | None = None) -> Result:
+        """Ask for the sums of the squares of columns, (d,); with ``centres``, (d,), of numbers less these."""
+        if centres is None:
+            return self._ask_statistic("squares", squares_of)
+        by_alias = {a: centres[self.blocks[a]][: self._numbers[a]] for a in self.tables}
+        given = {alias: {"centres": each} for alias, each in by_alias.items()}
+        return self._ask_statistic("squares", squares_of, given)
 
-    def _ask_statistic(self, kind: str, here: Callable[[EncodedTable, Array], Array]) -> Result:
-        run = self.placement.begin(PricedStep.statistic(kind, self))
+    def _ask_statistic(
+        self, kind: str, here: Callable[[EncodedTable, Array], Array],
+        given: Mapping[str, Mapping[str, Array]] | None = None,
+    ) -> Result:  # fmt: skip
+        run, given = self.placement.begin(PricedStep.statistic(kind, self)), given or {}
+
+        def compute(alias: str, data: EncodedTable) -> Array:
+            moved = data.centred(given[alias]["centres"]) if alias in given else data
+            return here(moved, self.mapping.counts(alias).astype(np.float64))
+
         replies = self.ask_tables(
-            run, f"matrix.column_{kind}", "sums", self.tables, lambda *_: {},
-            lambda alias, data: here(data, self.mapping.counts(alias).astype(np.float64)),
+            run, f"matrix.column_{kind}", "sums", self.tables, lambda alias, _: given.get(alias, {}), compute,
             lambda alias: {"sums": self.shape[0] * self.square(alias)},
         )  # fmt: skip
         return self._by_blocks(replies, 1, is_flat=True)
@@ -267,28 +309,33 @@ class TableProducts:
             found.offer(self.mapping.gather(alias, image[:, 0]), mine)
         return found
 
-    def ask_images(self, directions: Mapping[str, Array], run: Run | None = None) -> ByTable:
+    def ask_images(
+        self, directions: Mapping[str, Array], run: Run | None = None, exact: bool = False
+    ) -> ByTable:  # fmt: skip
         """Ask for T_i V_i of some tables, (n_i, k); as a part of a ``run``, or as a step of its own."""
         there = {alias: each.shape[1] for alias, each in directions.items() if alias not in self.cells}
         return self.ask_tables(
             run or self.placement.begin(PricedStep.times(there, self)), "matrix.times", "image", list(directions),
-            lambda alias, _: {"directions": _flat(directions[alias])},
+            lambda alias, _: {"directions": _flat(directions[alias]), "exact": exact or self.placement.is_exact(alias)},
             lambda alias, data: data.times(directions[alias]),
         )  # fmt: skip
 
-    def ask_table_sums(self, rows: Mapping[str, Floats], run: Run | None = None) -> ByTable:
+    def ask_table_sums(
+        self, rows: Mapping[str, Floats], run: Run | None = None, exact: bool = False
+    ) -> ByTable:  # fmt: skip
         """Ask for T_i^T U_i of some tables, (d_i, k), by U_i, (n_i, k); as `ask_images`."""
         widths = {alias: each.shape[1] for alias, each in rows.items()}
         return self.ask_tables(
             run or self.placement.begin(PricedStep.transposed(widths, self)), "matrix.transposed_times", "sums",
-            list(rows), lambda alias, shard: {"rows": self.cut(_flat(rows[alias]), shard)},
+            list(rows), lambda alias, shard: {"rows": self.cut(alias, _flat(rows[alias]), shard, exact)},
             lambda alias, data: data.transposed_times(rows[alias]),
             lambda alias: {"sums": self._lou.bound(rows[alias]) * math.sqrt(self.square(alias))},
         )  # fmt: skip
 
-    def cut(self, rows: Floats, shard: ShardRows) -> Floats:
+    def cut(self, alias: str, rows: Floats, shard: ShardRows, exact: bool = False) -> Floats:
         """A shard's part of an array over a table's rows, as it is sent."""
-        return rows[shard.slice].astype(self._lou.wire, copy=False)
+        part = rows[shard.slice]
+        return lossless(part) if exact else part.astype(self.placement.wire_of(alias), copy=False)
 
     def ask_tables(
         self, run: Run, op: str, reply: str, aliases: list[str],
@@ -325,12 +372,12 @@ class TableProducts:
 
         return read
 
-    def scattered(self, alias: str, columns: Array) -> Floats:
-        """S_i^T U, (n_i, k), as it is sent: rounded to the wire's precision if the table is at its parties."""
+    def scattered(self, alias: str, columns: Array, exact: bool = False) -> Floats:
+        """S_i^T U, (n_i, k), as it is sent: rounded to the wire's precision if it travels, and may be."""
         table = self.mapping.tables[alias]
         if columns.shape[1] == 1 or table.is_identity:
             return self.mapping.scatter_sum(alias, columns)
-        precision = self._lou.wire if self.local(alias) is None else np.float64
+        precision = np.float64 if exact or self.local(alias) is not None else self.placement.wire_of(alias)
         return self.placement.row_sums(alias).of(columns, precision)  # much faster for several columns
 
 

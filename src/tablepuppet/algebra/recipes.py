@@ -45,6 +45,11 @@ class Recipe:
         """Another scale and shift."""
         return Recipe(self.places, self.function, scale, shift)
 
+    def less(self, constants: Array) -> Recipe:
+        """The same columns, made of the function less a constant for each, which are added here."""
+        assert self.function is not None, "columns without a function are centred by their encoders"
+        return Recipe(self.places, self.function.less(constants), self.scale, self.shift + self.scale * constants)
+
     def line_ends(self) -> Array:
         """What a category column has where it is 0, and where it is 1, (2, k)."""
         return np.stack([self.shift, self.shift + self.scale])

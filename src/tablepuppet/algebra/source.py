@@ -37,11 +37,11 @@ class MatrixSource:
         apply_encoding(client, encoding)
         self.encoding, self.wire, self.owner, self.engine = encoding, wire, owner, client.engine
         self.placement = Placement(client, encoding, wire, plan)
+        self.placement.centre()
         names = {alias: encoding.names(alias) for alias in encoding.numbers if alias in client.mapping.tables}
-        ids = dict.fromkeys(names, encoding.id)
-        squares = {alias: encoding.largest_square(alias) for alias in names}
+        numbers = {alias: len(encoding.numbers[alias]) for alias in names}
         wide = {alias: len(listed) for alias, listed in names.items()}
-        self.products = TableProducts(self.placement, ids, wide, squares)
+        self.products = TableProducts(self.placement, self.placement.names, wide, numbers, encoding)
         self.blocks = self.products.blocks
         self.columns = [name for listed in names.values() for name in listed]
         self.is_number = np.zeros(len(self.columns), bool)

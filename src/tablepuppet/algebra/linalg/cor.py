@@ -6,6 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tablepuppet.algebra.array import LazyArray
+from tablepuppet.algebra.linalg.design import Design, centred_gram
 from tablepuppet.algebra.linalg.program import program
 from tablepuppet.errors import LearnError
 
@@ -21,10 +22,8 @@ def cor(X: LazyArray) -> Array:
     rows = X.shape[0]
     if rows < 2:
         raise LearnError(f"cor: correlations need two joined rows or more, and X has {rows:,}")
-    sums = X.ask_column_sums()
-    gram = X.gram()  # its first trip brings the sums too
-    squares = np.diag(gram)
-    centred = gram - np.outer(sums.read(), sums.read()) / rows
+    gram = Design(X, all_columns=True).gram()
+    centred, squares = centred_gram(gram), np.diag(gram)[1:]
     spread = np.diag(centred)
     same = spread <= rows * np.finfo(np.float64).eps * np.maximum(squares, 1e-300)
     scale = np.sqrt(np.where(same, np.nan, spread))

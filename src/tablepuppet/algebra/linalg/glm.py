@@ -1,6 +1,6 @@
 """Generalised linear models by iteratively reweighted least squares.
 
-    eta   = D b + offset                D = [1, X without the first column of each category group]
+    eta   = D b + offset                D = [1, X without the first column of each category group], standardised
     w     = h'(eta)^2 / V(mu)           weights
     u     = h'(eta) (y - mu) / V(mu)    slopes of the log-likelihood
     D^T diag(w) D step = D^T u          by conjugate gradients: products with X only
@@ -121,8 +121,8 @@ def glm(
     def step(at: _Point) -> tuple[Array, Array]:
         if kind.name == "binomial" and at.deviance < SEPARATED * null_deviance:
             raise LearnError("glm: columns separate the two classes exactly, so that coefficients grow without end")
-        moved = design.solve(design.transposed_times(at.slopes), at.weights, near, tol=1e-9)
-        return moved, design.times(moved)
+        moved = design.solve(design.transposed_times(at.slopes, exact=True), at.weights, near, tol=1e-9)
+        return moved, design.times(moved, exact=True)
 
     def keep(total: Array, at: _Point, steps: int) -> None:
         progress.write(total=total, eta=at.eta, steps=steps, **({} if near is None else {"near": near}))
@@ -130,11 +130,11 @@ def glm(
     begun = (state["total"], int(state["steps"])) if state else (np.zeros(design.shape[1]), 0)
     point = replace(point, eta=state["eta"]) if state else point
     moved, point, iterations = _climb(point, step, int(max_iter), tol, begun, keep)
-    found = found + moved
+    found = design.own_units(found + moved)
     left = len(y) - design.shape[1]
     dispersion = point.pearson / left if kind.dispersion is None else kind.dispersion
     if by_gram:
-        variances = np.diag(design.inverse(design.gram(point.weights), "glm"))
+        variances = design.own_variances(design.inverse(design.gram(point.weights), "glm"))
     else:
         variances = design.variances(point.weights)
     return GLM(

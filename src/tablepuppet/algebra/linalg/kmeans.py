@@ -77,11 +77,12 @@ def kmeans(
 
 
 def _best_run(X: LazyArray, k: int, runs: int, max_iter: int, seed: int, folder: str | Path | None) -> KMeans:
-    squares = X.ask_column_squares()
+    columns, offsets = X.centred()  # distances do not depend on it, their digits do
+    squares = columns.ask_column_squares()
     progress = Progress(folder, "kmeans", X, k=k, runs=runs, seed=seed)
     state, rng, width = progress.read(), np.random.default_rng(seed), X.shape[1]
     directions = np.linalg.qr(rng.normal(size=(width, min(width, PROJECTIONS))))[0]
-    rows = DistinctRows(X, directions[:, :0] if state else directions, max(directions.shape[1], k))
+    rows = DistinctRows(columns, directions[:, :0] if state else directions, max(directions.shape[1], k))
     if state:
         found = [_Run.restored(rows, state, place) for place in range(runs)]
     else:
@@ -108,7 +109,7 @@ def _best_run(X: LazyArray, k: int, runs: int, max_iter: int, seed: int, folder:
     best = found[int(np.argmax(gains))]
     inertia = max(float(squares.read().sum()) - max(gains), 0.0)
     labels = rows.expanded(best.labels).astype(np.intp)
-    return KMeans(best.centres, labels, inertia, best.rounds, list(X.columns), X.preparation)
+    return KMeans(best.centres + offsets, labels, inertia, best.rounds, list(X.columns), X.preparation)
 
 
 def _check(matrix: LazyArray, k: int, runs: int, max_iter: int, seed: int) -> None:
@@ -154,6 +155,8 @@ class _Run:
         """By how much the centres make the sum of squares smaller; a trip for a run that was restored as it ended."""
         if self.is_refused:
             return -np.inf
+        if self.is_done:  # centres are the means of their rows
+            return float(self._rows.sizes(self.labels, len(self.centres)) @ (self.centres**2).sum(axis=1))
         if self._gain is None:
             self._gain = 2 * (self._asked or self._rows.ask_nearest(self.centres)).gain(self.labels)
         return self._gain
@@ -171,7 +174,7 @@ class _Run:
         """Assign every row to its nearest centre; the run is over when none changes."""
         labels = asked.labels()
         self.is_done, self.labels, self.rounds = np.array_equal(labels, self.labels), labels, self.rounds + 1
-        self._asked, self._gain = (None, 2 * asked.gain(labels)) if self.is_done else (asked, None)
+        self._asked, self._gain = None if self.is_done else asked, None
 
 
 def _first_labels(rows: DistinctRows, k: int, runs: int, rng: np.random.Generator) -> list[NDArray[np.integer]]:

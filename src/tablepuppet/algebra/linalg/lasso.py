@@ -13,10 +13,10 @@ from pathlib import Path
 from typing import NoReturn
 
 import numpy as np
-from numpy.typing import ArrayLike, DTypeLike, NDArray
+from numpy.typing import ArrayLike, NDArray
 
 from tablepuppet.algebra.array import LazyArray
-from tablepuppet.algebra.linalg.design import LEAST, Design
+from tablepuppet.algebra.linalg.design import LEAST, Design, centred_gram
 from tablepuppet.algebra.linalg.linear_fit import LinearFit, Rows, by_column
 from tablepuppet.algebra.linalg.program import check_numbers, check_positive, program
 from tablepuppet.algebra.linalg.progress import Progress
@@ -91,13 +91,19 @@ def lasso(
     if rows < 2:
         raise LearnError(f"lasso: two joined rows or more are needed, and X has {rows:,}")
     gram, products = design.equations(y - y.mean(), Progress(folder, "lasso", X, y))
-    means = gram[0, 1:] / rows
-    centred, products = gram[1:, 1:] / rows - np.outer(means, means), products[1:] / rows
+    scales, spreads = design.scales, np.diag(gram)[1:]
+    means = design.offsets + scales * gram[0, 1:] / rows
+    centred, products = centred_gram(gram) / rows, products[1:] * scales / rows
+    varies = rows * np.diag(centred) > LEAST * spreads
+    centred *= np.outer(scales, scales)  # penalties are of coefficients in the units of X
     penalties = _penalties(alphas, float(np.abs(products).max(initial=0.0)) / l1_ratio, eps)
     found, start = [], np.zeros(len(products))
-    known_to = _rounding(gram, y, X.wire)
+    # Where |product| equals its penalty, as it does for both of two opposite categories, rounding of the product leaves
+    # a coefficient of its size over the column's variance, which is zero.
+    known_to = LEAST * scales * np.sqrt(spreads / rows) * y.std()
     for alpha in penalties:
-        start = _descend(centred, products, start, alpha * l1_ratio, alpha * (1 - l1_ratio), tol * float(y.std()))
+        l1, l2 = alpha * l1_ratio, alpha * (1 - l1_ratio)
+        start = _descend(centred, products, np.flatnonzero(varies), start, l1, l2, tol * float(y.std()))
         found.append(np.where(np.abs(start) * np.diag(centred) <= known_to, 0.0, start))
     coefs = np.array(found)
     intercepts = y.mean() - coefs @ means
@@ -106,16 +112,6 @@ def lasso(
         for alpha, coef, intercept in zip(penalties, coefs, intercepts, strict=True)
     ]
     return LassoPath(penalties, coefs, intercepts, list(X.columns), X.preparation, models)
-
-
-def _rounding(gram: Array, y: Array, wire: DTypeLike) -> Array:
-    """How exactly the product of each column with y is known; ``gram`` is of [1, X].
-
-    Where |product| equals its penalty, as it does for both of two opposite categories, rounding leaves a coefficient of
-    this size over the column's variance, which is zero.
-    """
-    share = max(LEAST, len(gram) * float(np.finfo(wire).eps))
-    return np.asarray(share * np.sqrt(np.diag(gram)[1:] / len(y)) * y.std())
 
 
 def _penalties(alphas: Sequence[float] | int, largest: float, eps: float) -> Array:
@@ -135,13 +131,14 @@ def _penalties(alphas: Sequence[float] | int, largest: float, eps: float) -> Arr
     return np.sort(given.astype(np.float64))[::-1]
 
 
-def _descend(gram: Array, products: Array, start: Array, l1: float, l2: float, tol: float) -> Array:
-    """Coefficients with the least penalised loss, from those of a penalty nearby.
+def _descend(
+    gram: Array, products: Array, columns: NDArray[np.intp], start: Array, l1: float, l2: float, tol: float
+) -> Array:  # fmt: skip
+    """Coefficients of some columns with the least penalised loss, from those of a penalty nearby.
 
     ``left`` holds the products of columns with the residuals.
     """
     found, left, spread = start.copy(), products - gram @ start, np.diag(gram)
-    columns = np.flatnonzero(spread > np.finfo(np.float64).eps)
     active = columns
     for _ in range(SWEEPS):
         moved = 0.0

@@ -26,6 +26,9 @@ from tablepuppet.errors import LearnError
 Array = NDArray[np.float64]
 Solver = Literal["auto", "gram", "cg", "lsmr"]
 SOLVERS: tuple[str, ...] = get_args(Solver)
+NEARLY = (
+    1e4  # a variance inflation factor, beyond which columns nearly depend on each other: normal equations lose digits
+)
 
 
 @dataclass(frozen=True, repr=False)
@@ -92,8 +95,10 @@ class LM(EstimatedFit):
 def lm(X: LazyArray, y: ArrayLike, solver: Solver = "auto", folder: str | Path | None = None) -> LM:
     """Least squares of a label on the columns of X.
 
-    ``solver="gram"`` solves the normal equations: two trips over one table, else three. ``"cg"``, conjugate gradients,
-    and ``"lsmr"``, SciPy's LSMR, find coefficients by products, two trips a step; standard errors then follow from the
+    ``solver="gram"`` solves the normal equations: two trips over one table, else three, and a few more if columns
+    nearly depend on each other, to correct coefficients by the residuals. ``"cg"``, conjugate gradients, and
+    ``"lsmr"``, SciPy's LSMR, find coefficients by products, two trips a step, and correct them by the residuals until
+    what the wire has rounded is gone; standard errors then follow from the
     Gram matrix, and are NaN where that is not to be had (`Design.variances`). ``"auto"`` takes ``"cg"`` beyond 2,000
     columns. With a ``folder`` it goes on after a crash: the Gram matrix, or the coefficients of ``"cg"`` so far, are
     kept there.
@@ -107,31 +112,51 @@ def lm(X: LazyArray, y: ArrayLike, solver: Solver = "auto", folder: str | Path |
     design, y = Design(X), check_numbers("lm", y, X.shape[0])
     check_rows("lm", *design.shape)
     check_varies("lm", y)
+    centred = y - y.mean()  # a label that is far from zero would be its mean and little else
     if solver == "lsmr":
-        return least_squares(design, y, design.solve_by_lsmr(y))
+        found, left = design.least_squares(centred, lambda _, residuals, __: design.solve_by_lsmr(residuals))
+        return fit_of(design, y, found, left)
     by_products = solver == "cg" or (solver == "auto" and design.shape[1] > WIDEST)
     progress = Progress(folder, "lm", X, y, by_products=by_products)
     if by_products:
-        start = progress.read().get("coefficients")
-        right = design.transposed_times(y)
-        found = design.solve(right, start=start, keep=lambda b: progress.write(coefficients=b))
-        return least_squares(design, y, found)
-    gram, products = design.equations(y, progress)
+        return fit_of(design, y, *_by_conjugate_gradients(design, centred, progress))
+    gram, products = design.equations(centred, progress)
     inverse = design.inverse(gram, "lm")
-    return least_squares(design, y, inverse @ products, np.diag(inverse))
+    found = inverse @ products
+    if np.max(np.diag(inverse) * np.diag(gram)) > NEARLY:
+        found, left = design.least_squares(centred, lambda gradient, *_: inverse @ gradient, found)
+    else:
+        left = centred - design.times(found, exact=True)
+    return fit_of(design, y, found, left, inverse)
 
 
-def least_squares(design: Design, y: Array, found: Array, variances: Array | None = None) -> LM:
-    """The fit of some coefficients; ``variances`` is the diagonal of the inverse Gram matrix, if it is known."""
+def _by_conjugate_gradients(design: Design, centred: Array, progress: Progress) -> tuple[Array, Array]:
+    """(coefficients of D, residuals)."""
+    start = progress.read().get("coefficients")
+    so_far = np.zeros(design.shape[1]) if start is None else start
+
+    def change(gradient: Array, _: Array, share: float) -> Array:
+        nonlocal so_far
+        before = so_far
+        moved = design.solve(gradient, tol=share, keep=lambda b: progress.write(coefficients=before + b))
+        so_far = before + moved
+        return moved
+
+    return design.least_squares(centred, change, start)
+
+
+def fit_of(design: Design, y: Array, found: Array, left: Array, inverse: Array | None = None) -> LM:
+    """The fit of coefficients of D for y less its mean, with the residuals ``left``; the inverse of D^T D, if known."""
     rows, parameters = design.shape
-    squares = float(np.sum((y - design.times(found)) ** 2))
-    variances = design.variances() if variances is None else variances
-    errors = np.sqrt(squares / (rows - parameters) * variances)
+    squares = float(np.sum(left**2))
+    variances = design.variances() if inverse is None else design.own_variances(inverse)
+    errors, own = np.sqrt(squares / (rows - parameters) * variances), design.own_units(found)
+    own[0] += y.mean()
     return LM(
-        coef=by_column(design.matrix, design.expanded(found)),
-        intercept=float(found[0]),
+        coef=by_column(design.matrix, design.expanded(own)),
+        intercept=float(own[0]),
         preparation=design.matrix.preparation,
-        estimates=Estimates(design.names, found, errors, rows - parameters),
+        estimates=Estimates(design.names, own, errors, rows - parameters),
         rows=rows,
         residual_squares=squares,
         total_squares=float(np.sum((y - y.mean()) ** 2)),

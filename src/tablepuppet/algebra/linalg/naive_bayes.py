@@ -46,7 +46,8 @@ class NaiveBayes(LinalgModel):
         scores = matrix.times(self.log_shares) + np.log(self.priors) - np.log(self.variances).sum(axis=1) / 2
         for part, cells in _cells(matrix, self.numbers):
             means, weights = self.means[:, part], 1 / self.variances[:, part]  # (classes, block)
-            scores -= (cells**2 @ weights.T - 2 * cells @ (means * weights).T + (means**2 * weights).sum(axis=1)) / 2
+            for place, (mean, weight) in enumerate(zip(means, weights, strict=True)):
+                scores[:, place] -= (cells - mean) ** 2 @ weight / 2
         return np.asarray(softmax(scores, axis=1))
 
     def predict(self, rows: Rows) -> NDArray[np.generic]:
@@ -78,7 +79,8 @@ def naive_bayes(X: LazyArray, y: ArrayLike, alpha: float = 1.0) -> NaiveBayes:
     for start, end in groups:
         counts = sums[start:end] + alpha
         log_shares[start:end] = np.log(counts / counts.sum(axis=0))
-    overall = sizes @ (squares + means**2) / len(labels) - (sizes @ means / len(labels)) ** 2
+    middle = sizes @ means / len(labels)
+    overall = sizes @ (squares + (means - middle) ** 2) / len(labels)
     variances = squares + SMOOTHING * float(overall.max(initial=0.0))
     return NaiveBayes(
         classes, sizes / len(labels), numbers, means, variances, log_shares, list(X.columns), X.preparation

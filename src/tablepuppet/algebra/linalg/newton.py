@@ -1,7 +1,10 @@
 """Newton's method for a loss of scores D B plus an L2 penalty: products with X only, several outputs side by side.
 
-    f(B)      = mean loss of D B + l2/2 |B|^2         D = [1, X]; the intercept has no penalty
+    f(B)      = mean loss of D B + l2/2 |B / s|^2     D = [1, (X - offsets) / s]; the intercept has no penalty
     H(B) step = -gradient                             by conjugate gradients, two trips a step
+
+B / s are the coefficients of X. Gradients and D step travel exactly: what conjugate gradients lose on the wire, the
+next step corrects.
 
 Over one table of services a step takes one trip, since what is between the two products stays there (`kept.py`).
 D step is known then, so the length of the step is found without a trip.
@@ -28,7 +31,7 @@ Array = NDArray[np.float64]
 ENOUGH = 1e-4  # the share of the expected decrease that a step must bring
 HALVINGS = 30
 LOSSES = 2  # sums of scores that a step reads, about
-ROUNDING = 1e-4  # derivatives that rounding of float32 may leave
+ROUNDING = 1e-7  # derivatives that rounding of the loss may leave
 
 
 class NewtonLoss(Protocol):
@@ -72,19 +75,25 @@ def minimise(
     rows, shape = design.shape[0], (design.shape[1], outputs)
 
     def times(directions: Array) -> Any:
-        return design.kept_times(directions, LOSSES) if loss.is_elementwise else design.times(directions)
+        if loss.is_elementwise and design.is_kept(LOSSES):
+            return design.kept_times(directions, LOSSES)
+        return design.times(directions, exact=True)
 
-    penalty = np.append(0.0, np.full(shape[0] - 1, l2))[:, None]
+    def minimum() -> Minimum:
+        own = design.own_units(found)
+        return Minimum(own[1:], own[0], scores, value)
+
+    penalty = np.append(0.0, l2 / design.scales**2)[:, None]
     found, scores, steps = np.zeros(shape), np.zeros((rows, outputs)), 0
     if state := progress.read():
         found, steps = state["coefficients"], int(state["steps"])
         scores = times(found)
     value = loss.value(scores) + float(np.sum(penalty * found**2)) / 2
     for number in range(min(steps, max_iter - 1), max_iter):
-        gradient = design.transposed_times(loss.slopes(scores)) / rows + penalty * found
+        gradient = design.transposed_times(loss.slopes(scores), exact=True) / rows + penalty * found
         largest = float(np.abs(gradient).max())
         if largest <= tol:
-            return Minimum(found[1:], found[0], scores, value)
+            return minimum()
         step = _newton_step(design, loss, scores, penalty, gradient, min(0.1, largest))
         image, slope, share = times(step), float(np.sum(gradient * step)), 1.0
         for _ in range(HALVINGS):
@@ -96,9 +105,7 @@ def minimise(
         else:
             if largest > max(tol, ROUNDING):
                 raise LearnError(f"{program}: a derivative is {largest:.1e}, but no step lowers the loss; raise l2")
-            return Minimum(
-                found[1:], found[0], scores, value
-            )  # rounding, also on the wire, is larger than what a step brings
+            return minimum()  # rounding is larger than what a step brings
         found, scores, value = moved, there, reached
         progress.write(coefficients=found, steps=number + 1)
     raise LearnError(

@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tablepuppet.algebra.array import LazyArray
+from tablepuppet.algebra.linalg.design import Design, centred_gram
 from tablepuppet.algebra.linalg.linear_fit import Rows, matrix_of
 from tablepuppet.algebra.linalg.program import program
 from tablepuppet.algebra.linalg.saved import LinalgModel
@@ -33,14 +34,14 @@ class PCA(LinalgModel):
 
     def transform(self, rows: Rows) -> Array:
         """The joined rows of a relation, or of its matrix, along the components, (rows, k); one trip."""
-        return matrix_of(rows, self).times(self.components.T) - self.mean @ self.components.T
+        return np.asarray((matrix_of(rows, self) - self.mean).times(self.components.T))
 
 
 @program
 def pca(X: LazyArray, components: int | None = None) -> PCA:
     """The first principal components of X, ten or all if there are fewer; one trip over one table, else two.
 
-    The covariance matrix is (X^T X - n m m^T) / (n - 1), with m the means of columns. LearnError unless there are so
+    The covariance matrix is (X - m)^T (X - m) / (n - 1), with m the means of columns. LearnError unless there are so
     many components: at most one per column, and fewer than joined rows.
     """
     rows, width = X.shape
@@ -55,10 +56,10 @@ def pca(X: LazyArray, components: int | None = None) -> PCA:
             f"components is a whole number from 1 to {most:,}, since X has {rows:,} joined rows and {width:,} columns, "
             f"not {components!r}"
         )
-    sums = X.ask_column_sums()
-    gram = X.gram()  # its first trip brings the sums too
-    mean = sums.read() / rows
-    values, vectors = np.linalg.eigh((gram - rows * np.outer(mean, mean)) / (rows - 1))
+    design = Design(X, all_columns=True)
+    gram, scales = design.gram(), design.scales
+    mean = design.offsets + scales * gram[0, 1:] / rows
+    values, vectors = np.linalg.eigh(centred_gram(gram) * np.outer(scales, scales) / (rows - 1))
     values, vectors = np.maximum(values[::-1], 0.0), vectors[:, ::-1]
     chosen = upright(vectors[:, :components]).T
     total = values.sum() or 1.0

@@ -102,7 +102,11 @@ def _described(matrix: LazyArray, given: tuple[NDArray[Any] | None, ...]) -> dic
         for _, table in sorted(source.placement.client.mapping.tables.items())
         for part in (table.index, *(shard.row_ids for shard in table.shards))
     ]
-    encoders = [(each.mean, each.scale) for listed in source.encoding.numbers.values() for each in listed]
+    encoders = [
+        (each.mean, each.scale, each.offset, each.spread)
+        for listed in source.encoding.numbers.values()
+        for each in listed
+    ]
     function = repr(recipe.function and recipe.function.key)
     columns: list[ArrayLike] = [matrix.columns, encoders, recipe.places, recipe.scale, recipe.shift, [function]]
     return {"rows": _digest(rows), "columns": _digest(columns), "label": _digest(given), "plan": source.placement.plan}

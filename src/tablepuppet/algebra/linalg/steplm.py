@@ -15,8 +15,8 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from tablepuppet.algebra.array import LazyArray
-from tablepuppet.algebra.linalg.design import LEAST, Design
-from tablepuppet.algebra.linalg.lm import LM, least_squares
+from tablepuppet.algebra.linalg.design import LEAST, Design, centred_gram
+from tablepuppet.algebra.linalg.lm import LM, fit_of
 from tablepuppet.algebra.linalg.program import check_numbers, check_rows, program
 from tablepuppet.algebra.linalg.progress import Progress
 
@@ -39,17 +39,15 @@ def steplm(X: LazyArray, y: ArrayLike, folder: str | Path | None = None) -> Step
     """
     design, y = Design(X), check_numbers("steplm", y, X.shape[0])
     check_rows("steplm", design.shape[0], 2)
-    gram, products = design.equations(y - y.mean(), Progress(folder, "steplm", X, y))
-    rows, sums = design.shape[0], gram[0, 1:]
-    centred = gram[1:, 1:] - np.outer(sums, sums) / rows
-    least = max(LEAST, len(gram) * float(np.finfo(X.wire).eps)) * np.diag(gram)[1:]
-    order, criteria = _selected(centred, products[1:], float(np.sum((y - y.mean()) ** 2)), rows, least)
+    left = y - y.mean()
+    gram, products = design.equations(left, Progress(folder, "steplm", X, y))
+    centred, rows = centred_gram(gram), design.shape[0]
+    order, criteria = _selected(centred, products[1:], float(np.sum(left**2)), rows, LEAST * np.diag(gram)[1:])
     chosen = design.only(sorted(order))
     places = [0, *(place + 1 for place in sorted(order))]
     inverse = chosen.inverse(gram[np.ix_(places, places)], "steplm")
     found = inverse @ products[places]
-    found[0] += y.mean()
-    fit = least_squares(chosen, y, found, np.diag(inverse))
+    fit = fit_of(chosen, y, found, left - chosen.times(found, exact=True), inverse)
     return StepLM(**vars(fit), selected=[design.names[place + 1] for place in order], criteria=criteria)
 
 

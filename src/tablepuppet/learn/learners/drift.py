@@ -21,6 +21,7 @@ from tablepuppet.learn.settings import check_whole
 from tablepuppet.mapping.digests import number_digests
 from tablepuppet.prep.columns.selected import check_without_noise, find_column
 from tablepuppet.prep.columns.statistics import CategoryStatistics
+from tablepuppet.prep.explore.distance import distances
 from tablepuppet.prep.explore.distribution import Distributions
 from tablepuppet.prep.explore.pooled import check_number
 from tablepuppet.prep.explore.quantiles import quantiles_of
@@ -96,8 +97,9 @@ def drift(first: Relation, second: Relation, columns: Sequence[str] | None = Non
     """How far ``second`` is distributed differently from ``first``, column by column.
 
     ``psi`` is the population stability index, sum of (p - q) ln(p / q) over shares of bins or categories; ``ks`` the
-    largest distance of the two distribution functions at the bins' edges. Columns are those of one name and kind in
-    both; without ``columns`` all of them, except texts of too many values.
+    distance of Kolmogorov and Smirnov, the largest one of the two distribution functions. Both are ``exact`` for public
+    columns, unless distributions are so alike that too many rows would have to be told apart. Columns are those of one
+    name and kind in both; without ``columns`` all of them, except texts of too many values.
     """
     for relation in (first, second):
         need_relation(relation, STEP)
@@ -178,7 +180,7 @@ def _numbers(first: Relation, second: Relation, pairs: Sequence[Pair], bins: int
     edges = {name: np.unique([cut.value for cut in found]) for name, found in cuts.items()}
     edges = {name: cuts_[np.isfinite(cuts_)] for name, cuts_ in edges.items()}
     counted = [rows_below(side, {name: listed.tolist() for name, listed in edges.items()}) for side in sides]
-    found = []
+    found, apart = [], distances(*sides)
     for column, _ in pairs:
         below = [side[column.name] for side in counted]
         if any(each.total and math.isnan(cut.value) for each, cut in zip(below[:1], cuts[column.name], strict=False)):
@@ -187,10 +189,11 @@ def _numbers(first: Relation, second: Relation, pairs: Sequence[Pair], bins: int
             np.append(np.diff(each.below, prepend=0.0, append=each.total), len(relation) - each.total)
             for each, relation in zip(below, (first, second), strict=True)
         ]
-        apart = [each.below / each.total for each in below if each.total]
-        ks = float(np.abs(apart[0] - apart[1]).max(initial=0.0)) if len(apart) == 2 else None
-        exact = all(each.exact for each in below)
-        found.append(ColumnDrift(column.name, _psi(*counts), ks, (counts[0], counts[1]), exact))
+        ks, exact = apart[column.name], all(each.exact for each in below)
+        if ks is not None:
+            exact = exact and ks.exact
+        value = None if ks is None else ks.value
+        found.append(ColumnDrift(column.name, _psi(*counts), value, (counts[0], counts[1]), exact))
     return found
 
 

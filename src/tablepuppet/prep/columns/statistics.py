@@ -235,9 +235,9 @@ class NumberSummary:
     def skew(self) -> float:
         """Skew without bias, as pandas; NaN where rows are too few, constant or not finite."""
         n, m2 = self.count, self.squares
-        if n < 3 or not math.isfinite(m2 * self.third) or not m2**1.5 > 0:
+        if n < 3 or not (math.isfinite(self.third) and 1e-200 < m2 < math.inf):  # below, cubes are no numbers
             return math.nan
-        return float(n * math.sqrt(n - 1) / (n - 2) * self.third / m2**1.5)
+        return float(n * math.sqrt(n - 1) / (n - 2) * (self.third / m2 / math.sqrt(m2)))  # m2^1.5 may be no number
 
     @property
     def kurtosis(self) -> float:
@@ -247,9 +247,9 @@ class NumberSummary:
         -1.2
         """
         n, m2 = self.count, self.squares
-        if n < 4 or not math.isfinite(m2 * self.fourth) or not m2**2 > 0:
+        if n < 4 or not (math.isfinite(self.fourth) and 1e-150 < m2 < math.inf):
             return math.nan
-        return (n * (n + 1) * (n - 1) * self.fourth / m2**2 - 3 * (n - 1) ** 2) / ((n - 2) * (n - 3))
+        return (n * (n + 1) * (n - 1) * (self.fourth / m2 / m2) - 3 * (n - 1) ** 2) / ((n - 2) * (n - 3))
 
     def std(self, ddof: int) -> float:
         """Standard deviation; NaN where it has none."""

@@ -15,11 +15,12 @@ _NUMBERS = (
     pa.types.is_boolean, pa.types.is_integer, pa.types.is_floating, pa.types.is_decimal, pa.types.is_date,
     pa.types.is_timestamp, pa.types.is_null,
 )  # fmt: skip
+EXACT, MOST_SCALE = 1 << 53, 22  # whole numbers below, and powers of ten up to, that float64 has exactly
 _PER_DAY = {"s": 86_400, "ms": 86_400_000, "us": 86_400_000_000, "ns": 86_400_000_000_000}
 
 
 def numbers(column: pa.ChunkedArray) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
-    """(values as float64, which are present); dates and timestamps in days since 1970-01-01, booleans 0 and 1.
+    """(values as the nearest float64, which are present); dates and times in days since 1970-01-01, booleans 0 and 1.
 
     PartyError for a type that is no number: of texts it would depend on the rows whether they can be read as some.
 
@@ -40,8 +41,33 @@ def numbers(column: pa.ChunkedArray) -> tuple[NDArray[np.float64], NDArray[np.bo
     present = pc.is_valid(column).to_numpy()
     if pa.types.is_boolean(column.type):
         column = column.cast(pa.uint8())
-    values = column.cast(pa.float64(), safe=False)
+    values = _decimals(column) if pa.types.is_decimal(column.type) else column.cast(pa.float64(), safe=False)
     filled = (values.fill_null(0.0) if values.null_count else values).to_numpy()
     if infinity < math.inf:
         filled = np.where(np.abs(filled) < infinity, filled * scale, np.copysign(np.inf, filled))
     return filled, present
+
+
+def _decimals(column: pa.ChunkedArray) -> pa.ChunkedArray:
+    """Decimals as the nearest float64, which Arrow's own cast misses by a bit in every third number.
+
+    >>> from decimal import Decimal
+    >>> _decimals(pa.chunked_array([pa.array([Decimal("1.15"), None])])).to_pylist()
+    [1.15, None]
+    """
+    kind = column.type
+    if kind.bit_width == 128 and 0 <= kind.scale <= MOST_SCALE:
+        found = [_quotients(part, 10.0**kind.scale) for part in column.chunks]
+        if all(part is not None for part in found):
+            return pa.chunked_array(found, pa.float64())
+    return column.cast(pa.string()).cast(pa.float64())
+
+
+def _quotients(part: pa.Array, power: float) -> pa.Array | None:
+    """Decimals as the quotients of two exact floats, which are rounded once; None if one has too many digits."""
+    words = np.frombuffer(part.buffers()[1], np.int64)[2 * part.offset : 2 * (part.offset + len(part))]
+    missing = pc.is_null(part).to_numpy(zero_copy_only=False)
+    low, high = (np.where(missing, 0, words[place::2]) for place in (0, 1))
+    if not (np.array_equal(high, low >> 63) and np.all((low > -EXACT) & (low < EXACT))):
+        return None
+    return pa.array(low / power, mask=missing)

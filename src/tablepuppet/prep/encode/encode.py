@@ -45,7 +45,8 @@ FARTHEST = 1e6  # scales off the mean: private encoders take what lies further a
 class NumberEncoder:
     """value -> (value - mean) / scale; a missing value is the mean.
 
-    Over the joined rows that it was fitted on, the result has the mean ``centre`` and the mean square ``square``.
+    Over the joined rows that it was fitted on, the result has the mean ``centre``, the mean square ``square`` and the
+    standard deviation ``spread``.
     """
 
     column: OutputColumn
@@ -53,6 +54,23 @@ class NumberEncoder:
     scale: float
     centre: float = 0.0
     square: float = 1.0
+    spread: float = 1.0
+
+    @property
+    def offset(self) -> float:
+        """What is subtracted before columns are multiplied with each other: the centre, if it is beyond the spread.
+
+        It is rounded to half a spread, as a multiple of a power of two: so the difference is exact.
+        """
+        if abs(self.centre) <= self.spread or not self.spread:
+            return self.centre if not self.spread else 0.0
+        unit = math.ldexp(0.5, math.frexp(self.spread)[1])  # the largest power of two that is not above the spread
+        return round(self.centre / unit) * unit
+
+    @property
+    def centred_square(self) -> float:
+        """The mean square of the result less its offset."""
+        return self.spread**2 if self.offset else self.square
 
     @property
     def names(self) -> list[str]:
@@ -160,6 +178,14 @@ class Encoding:
         """The mean squares of these columns."""
         squares = [encoder.square for encoder in self.numbers[alias]]
         return np.array(squares + [share for encoder in self.categories[alias] for share in encoder.shares])
+
+    def offsets(self, alias: str) -> NDArray[np.float64]:
+        """What is subtracted from a table's columns of numbers before they are multiplied with each other."""
+        return np.array([encoder.offset for encoder in self.numbers[alias]], np.float64)
+
+    def spreads(self, alias: str) -> NDArray[np.float64]:
+        """The standard deviations of a table's columns of numbers, 1 for a constant."""
+        return np.array([encoder.spread or 1.0 for encoder in self.numbers[alias]], np.float64)
 
     def largest_square(self, alias: str) -> float:
         """The largest mean square of a column: 1 if all are standardised."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -110,8 +110,28 @@ class EncodedTable:
             parts.append(np.bincount(pairs, minlength=(size + 1) * groups).reshape(-1, groups)[:-1].astype(np.float64))
         return np.concatenate(parts)
 
-    def gram(self, weights: NDArray[np.float64]) -> NDArray[np.float64]:
-        """T^T diag(weights) T."""
+    def centred(self, centres: NDArray[np.float64]) -> EncodedTable:
+        """The same rows, with a number subtracted from each column of numbers, (numbers,); categories stay codes."""
+        if not centres.any():
+            return self
+        check_memory(self.dense.nbytes)
+        return replace(self, dense=self.dense - centres)
+
+    def gram(
+        self, weights: NDArray[np.float64], centres: NDArray[np.float64] | None = None
+    ) -> NDArray[np.float64]:  # fmt: skip
+        """T^T diag(weights) T; with ``centres``, (width,), of the columns less their centres.
+
+        Numbers are centred before they are multiplied: the difference of two large products would be their rounding.
+        """
+        if centres is not None:
+            check_length("centres", centres, self.width)
+            numbers = self.dense.shape[1]
+            data, of_codes = self.centred(centres[:numbers]), centres.copy()
+            of_codes[:numbers] = 0.0  # of columns that are 0 or 1, where subtracting afterwards is exact enough
+            crossed = np.outer(data.transposed_times(weights), of_codes)
+            within = weights.sum() * np.outer(of_codes, of_codes)
+            return np.asarray(data.gram(weights) - crossed - crossed.T + within)
         self.check_gram()
         numbers = self.dense.shape[1]
         gram = np.zeros((self.width, self.width))

@@ -7,6 +7,7 @@ nobody.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -20,6 +21,8 @@ from tablepuppet.sql.query import OutputColumn
 from tablepuppet.wire.engine import Engine
 
 SECRET = "categories"  # its name in the file of secrets
+
+NUMBER_FACTS = ("mean", "scale", "centre", "square", "spread")
 
 
 def encoding_arrays(encoding: Encoding) -> dict[str, NDArray[Any]]:
@@ -58,10 +61,7 @@ def encoding_facts(encoding: Encoding) -> dict[str, Any]:
         "described": encoding.described,
         "iv": dict(encoding.iv_),
         "numbers": {
-            alias: [
-                _column(e.column) | {"mean": e.mean, "scale": e.scale, "centre": e.centre, "square": e.square}
-                for e in encoders
-            ]
+            alias: [_column(e.column) | {name: getattr(e, name) for name in NUMBER_FACTS} for e in encoders]
             for alias, encoders in encoding.numbers.items()
         },
         "categories": {
@@ -93,7 +93,8 @@ def read_encoding(facts: Mapping[str, Any], arrays: Mapping[str, Any]) -> Encodi
         return np.asarray(arrays[f"digests/{alias}/{entry['name']}"])
 
     def number(entry: dict[str, Any]) -> NumberEncoder:
-        return NumberEncoder(column(entry), *(entry[name] for name in ("mean", "scale", "centre", "square")))
+        known = {"spread": math.sqrt(max(entry["square"] - entry["centre"] ** 2, 0.0))} | entry  # older files lack it
+        return NumberEncoder(column(entry), *(known[name] for name in NUMBER_FACTS))
 
     def category(alias: str, entry: dict[str, Any]) -> CategoryEncoder:
         known = digests(alias, entry) if entry["listed"] else NO_DIGESTS

@@ -259,14 +259,17 @@ class Distributions:
 
     def refine(self, wanted: Wanted) -> None:
         """Cut the cells that ``wanted`` names of each column, trip by trip, until it names none that can be cut."""
-        while True:
-            places: dict[str, list[int]] = {}
-            for name, each in self.read().items():
-                named = dict.fromkeys(map(int, wanted(each)))
-                places[name] = [place for place in named if each.cells["buckets"][place] is not None]
-            if not any(places.values()):
-                return
-            self._asked = self._ask(places)
+        while self.cut({name: list(dict.fromkeys(map(int, wanted(each)))) for name, each in self.read().items()}):
+            pass
+
+    def cut(self, places: Mapping[str, Iterable[int]]) -> bool:
+        """Ask for the parts of the cells at some places of columns; False if none of them can be cut."""
+        known = self.read()
+        able = {n: [place for place in p if known[n].cells["buckets"][place] is not None] for n, p in places.items()}
+        if not any(able.values()):
+            return False
+        self._asked = self._ask(able)
+        return True
 
     def _ask(self, places: Mapping[str, Iterable[int]]) -> list[tuple[Listed, Pending]]:
         """Ask for the cells into which those at some places of columns are cut: one op for each depth of buckets."""

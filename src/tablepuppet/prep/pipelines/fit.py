@@ -199,7 +199,8 @@ def encoders(attempt: Attempt, alias: str) -> tuple[tuple[NumberEncoder, ...], t
 
 def _number(column: Column, mean: float, scale: float) -> NumberEncoder:
     assert column.moments is not None, "the fit is finished"
-    return NumberEncoder(column.column, mean, scale, column.moments.mean, column.moments.square)
+    moments = column.moments
+    return NumberEncoder(column.column, mean, scale, moments.mean, moments.square, moments.std)
 
 
 def _category(column: Column, statistics: Statistics) -> CategoryEncoder:

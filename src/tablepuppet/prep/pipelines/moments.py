@@ -45,6 +45,11 @@ class Moments:
         return math.sqrt(self.squares / self.count) if self.count else math.nan
 
     @property
+    def sample_std(self) -> float:
+        """Standard deviation without bias (ddof 1), as `describe` and `outlier_by_sd` have it; 0 of a single row."""
+        return math.sqrt(self.squares / (self.count - 1)) if self.count > 1 else 0.0
+
+    @property
     def square(self) -> float:
         """The mean square of the rows with a value."""
         return self.squares / self.count + self.mean**2 if self.count else math.nan

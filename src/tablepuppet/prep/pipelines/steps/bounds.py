@@ -66,8 +66,8 @@ class Winsorize(PrepStep):
 @dataclass(frozen=True)
 class Outliers(PrepStep):
     """Values beyond the quartiles by ``factor`` times their distance (``iqr``), or that many deviations off the mean
-    (``sd``, ddof 0): ``flag`` adds a column ``<name>_outlier`` of 0 and 1, ``clip`` moves them to the bound, ``null``
-    makes them missing. The usual factor is 1.5, and 3 of deviations.
+    (``sd``, ddof 1, as `outlier_by_sd`): ``flag`` adds a column ``<name>_outlier`` of 0 and 1, ``clip`` moves them to
+    the bound, ``null`` makes them missing. The usual factor is 1.5, and 3 of deviations.
     """
 
     method: Method = setting("iqr", "'iqr' or 'sd'", get_args(Method).__contains__)
@@ -84,7 +84,7 @@ class Outliers(PrepStep):
         factor = FACTORS[self.method] if self.factor is None else self.factor
         if self.method == "sd":
             known = attempt.usable(column)
-            low, high = known.mean - factor * known.std, known.mean + factor * known.std
+            low, high = known.mean - factor * known.sample_std, known.mean + factor * known.sample_std
         else:
             ranks = attempt.ranks(column)
             first, third = ranks.quantile(0.25), ranks.quantile(0.75)
