@@ -82,5 +82,5 @@ def test_named_numbers_are_a_dict_that_a_notebook_shows_as_a_table() -> None:
     assert "float64" not in printed
     html = NamedNumbers({"a.x": np.array([1.5, -2]), "<y>": np.array([0, 12345.678])}, ["no", "<yes>"])._repr_html_()
     assert re.findall(r"<t[hd] [^>]*>([^<]*)<", html) == [
-        "", "no", "&lt;yes&gt;", "a.x", "1.5", "-2", "&lt;y&gt;", "0", "1.235e+04",
+        "", "no", "&lt;yes&gt;", "a.x", "1.5", "-2", "&lt;y&gt;", "0", "12,346",
     ]  # fmt: skip

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import pytest
 
-from tablepuppet.sql.explain import WIDTH, JoinSizes, ShardSize, explain, readable
+from tablepuppet.runs.figures import readable
+from tablepuppet.sql.explain import WIDTH, JoinSizes, ShardSize, explain
 from tablepuppet.sql.plan import plan
 from tests.sql.example import CATALOG
 from tests.sql.test_golden import GOLDEN, Case, check, read

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from tablepuppet.algebra.placement import Placement, PricedStep
 from tablepuppet.algebra.products import TableProducts
 from tablepuppet.errors import PrivacyError
-from tablepuppet.runs.table_view import Align, ShownAsTable, TableView, shown
+from tablepuppet.runs.figures import shown
+from tablepuppet.runs.table_view import Align, ShownAsTable, TableView
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 
 from tablepuppet.errors import MappingError
-from tablepuppet.sql.explain import readable
+from tablepuppet.runs.figures import readable
 
 SHARE = 0.8  # of what is free; the rest is for the rounds that follow
 

@@ -8,7 +8,6 @@ HTML has no colours of its own: it reads well on light and dark.
 from __future__ import annotations
 
 import io
-import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -18,11 +17,13 @@ from typing import Any, Literal
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
-from rich.console import Console
+from rich.console import Console, Group
 from rich.table import Table as RichTable
 from rich.text import Text
 
 from tablepuppet.errors import without_controls
+from tablepuppet.runs.figures import shown
+from tablepuppet.runs.fitted_text import window_width
 from tablepuppet.runs.wide_table import WideTable
 from tablepuppet.spelling import unknown_key
 
@@ -68,9 +69,9 @@ class TableView:
             view.add_row(*map(_text, row))
         return view
 
-    def text(self, width: int = 120) -> str:
-        """The table as plain text."""
-        out = io.StringIO()
+    def text(self, width: int | None = None) -> str:
+        """The table as plain text, as wide as the window unless a width is given."""
+        out, width = io.StringIO(), window_width() if width is None else width
         # In a notebook rich would show the table there too, whatever the file.
         Console(file=out, width=width, color_system=None, force_jupyter=False).print(WideTable(self.rich()))
         return "\n".join(line.rstrip() for line in out.getvalue().rstrip().splitlines())
@@ -102,24 +103,36 @@ def _cell(tag: str, text: str, align: Align) -> str:
     return f'<{tag} style="{_CELL}{_ALIGNED[align]}">{escape(without_controls(text))}</{tag}>'
 
 
-class ShownAsTable(ABC):
-    """Something that prints as a table: text wherever text is shown, HTML in a notebook."""
+class ShownAsTables(ABC):
+    """Something that prints as tables below each other: text wherever text is shown, HTML in a notebook."""
 
     @abstractmethod
-    def table_view(self) -> TableView:
-        """The table to show."""
+    def table_views(self) -> list[TableView]:
+        """The tables to show."""
 
-    def __rich__(self) -> WideTable:
-        return WideTable(self.table_view().rich())
+    def __rich__(self) -> Group:
+        return Group(*(WideTable(view.rich()) for view in self.table_views()))
 
     def __str__(self) -> str:
-        return self.table_view().text()
+        return "\n".join(view.text() for view in self.table_views())
 
     def __repr__(self) -> str:
         return str(self)
 
     def _repr_html_(self) -> str:
-        return self.table_view().html()
+        return "".join(view.html() for view in self.table_views())
+
+
+class ShownAsTable(ShownAsTables):
+    """Something that prints as one table."""
+
+    @abstractmethod
+    def table_view(self) -> TableView:
+        """The table to show."""
+
+    def table_views(self) -> list[TableView]:
+        """The one table."""
+        return [self.table_view()]
 
 
 class ArrowStream(ABC):
@@ -214,20 +227,3 @@ def arrow_table(rows: Sequence[Mapping[str, Any]], schema: pa.Schema) -> pa.Tabl
     """Rows as Arrow; NaN, and what a row does not have, is null."""
     known = [{name: value for name, value in row.items() if value == value} for row in rows]  # NaN is not itself
     return pa.Table.from_pylist(known, schema=schema)
-
-
-def shown(value: Any, digits: int = 4) -> str:
-    """A value as a cell of a table; fractions with so many significant digits.
-
-    >>> shown(None), shown("a"), shown(12345), shown(0.123456), shown(True), shown(["a", "b"])
-    ('', 'a', '12,345', '0.1235', 'yes', 'a, b')
-    """
-    if value is None:
-        return ""
-    if isinstance(value, bool):
-        return "yes" if value else "no"
-    if isinstance(value, list | tuple):
-        return ", ".join(shown(each, digits) for each in value)
-    if isinstance(value, float) and math.isfinite(value):
-        return f"{value:,.{digits}g}"
-    return f"{value:,}" if isinstance(value, int) else str(value)

@@ -8,10 +8,12 @@ from dataclasses import dataclass, field
 from html import escape
 from typing import Any
 
+from tablepuppet.runs.figures import readable
+from tablepuppet.runs.fitted_text import window_width
 from tablepuppet.sql.plan import Plan, Scan, conjuncts
 from tablepuppet.sql.query import Branch, Comparison, KeyClass, OutputColumn
 
-WIDTH = 118
+WIDTH = 118  # letters of a line at most
 _PREFORMATTED = "white-space: pre; overflow-x: auto; line-height: 1.25; color: inherit; background: none; border: none;"
 
 
@@ -40,14 +42,21 @@ class _Node:
     text: str
     below: list[_Node] = field(default_factory=list)
 
-    def drawn(self, first: str = "", rest: str = "") -> Iterator[str]:
+    def drawn(self, width: int, first: str = "", rest: str = "") -> Iterator[str]:
         """The lines of the tree; ``first`` stands before the first line, ``rest`` before all others."""
         stem = rest + ("│  " if self.below else "   ")
-        yield from textwrap.wrap(self.text, WIDTH, initial_indent=first, subsequent_indent=stem, break_on_hyphens=False)
+        yield from _wrapped(self.text, width, first, stem)
         for node in self.below[:-1]:
-            yield from node.drawn(f"{rest}├─ ", f"{rest}│  ")
+            yield from node.drawn(width, f"{rest}├─ ", f"{rest}│  ")
         for node in self.below[-1:]:
-            yield from node.drawn(f"{rest}└─ ", f"{rest}   ")
+            yield from node.drawn(width, f"{rest}└─ ", f"{rest}   ")
+
+
+def _wrapped(text: str, width: int, first: str = "", rest: str = "") -> list[str]:
+    """Lines that break between words; ``first`` stands before the first, ``rest`` before all others."""
+    return textwrap.wrap(
+        text, width, initial_indent=first, subsequent_indent=rest, break_on_hyphens=False, break_long_words=False
+    )
 
 
 class Explanation(str):
@@ -66,18 +75,23 @@ class Explanation(str):
 
 
 def explain(
-    plan: Plan, sizes: JoinSizes, local_parties: frozenset[str], preparation: Sequence[str] = ()
+    plan: Plan,
+    sizes: JoinSizes,
+    local_parties: frozenset[str],
+    preparation: Sequence[str] = (),
+    width: int | None = None,
 ) -> Explanation:
     """The tree: union, joins, tables, scans; then how features are prepared, if not in the usual way, the bytes of a
-    training round and where best to run it.
+    training round and where best to run it. Lines are as wide as the window, unless a ``width`` is given.
     """
-    lines = [*_tree(plan, sizes).drawn(), ""]
+    width = min(WIDTH, window_width()) if width is None else width
+    lines = [*_tree(plan, sizes).drawn(width), ""]
     for line in preparation:
-        lines += textwrap.wrap(line, WIDTH, subsequent_indent="     ", break_on_hyphens=False)
+        lines += _wrapped(line, width, rest="     ")
     moved = _moved(plan, sizes)
     lines += [*([""] if preparation else []), *_round_lines(plan, sizes, moved), ""]
     for sentence in _place_lines(plan, moved, local_parties):
-        lines += textwrap.wrap(sentence, WIDTH, break_on_hyphens=False)
+        lines += _wrapped(sentence, width)
     return Explanation("\n".join(lines))
 
 
@@ -193,16 +207,3 @@ def _place_lines(plan: Plan, moved: Mapping[tuple[str, str], int], local_parties
     if set(plan.parties) <= local_parties:
         lines.append("Now all parties are in this process: nothing crosses a network.")
     return lines
-
-
-def readable(size: float) -> str:
-    """Bytes for people.
-
-    >>> readable(999), readable(31_234_567)
-    ('999 B', '31.2 MB')
-    """
-    for unit in ("B", "kB", "MB", "GB"):
-        if abs(size) < 1000:
-            return f"{size:.0f} B" if unit == "B" else f"{size:.3g} {unit}"
-        size /= 1000
-    return f"{size:,.3g} TB"

@@ -10,7 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import ndtr, ndtri, stdtr, stdtrit
 
-from tablepuppet.runs.table_view import Align, NamedNumbers, TableView, shown
+from tablepuppet.runs.figures import shown
+from tablepuppet.runs.table_view import Align, NamedNumbers, TableView
 
 Array = NDArray[np.float64]
 Categories = Mapping[str, Sequence[str | None]]  # names by column, in the order of codes, as `X.categories` has them

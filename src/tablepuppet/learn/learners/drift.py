@@ -27,7 +27,8 @@ from tablepuppet.prep.explore.pooled import check_number
 from tablepuppet.prep.explore.quantiles import quantiles_of
 from tablepuppet.prep.explore.rows_below import rows_below
 from tablepuppet.relation import Relation
-from tablepuppet.runs.table_view import TableResult, TableView, shown
+from tablepuppet.runs.figures import shown
+from tablepuppet.runs.table_view import TableResult, TableView
 from tablepuppet.spelling import names_checked, unknown_key
 from tablepuppet.sql.query import OutputColumn
 from tablepuppet.sql.types import KEY_LIKE, NUMERIC, family

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from tablepuppet.errors import LearnError
+from tablepuppet.runs.figures import metric_name
 
 KINDS = (".png", ".svg", ".pdf")
 WIDE = 30  # times from the lowest to the highest value: above it, a setting has a logarithmic axis
@@ -44,7 +45,7 @@ def draw(rows: Sequence[Mapping[str, Any]], settings: Sequence[str], metric: str
         axis.set_xlabel(name)
         axis.grid(alpha=0.3)
         if not place:
-            axis.set_ylabel(f"{metric} on folds not learned from")
+            axis.set_ylabel(f"{metric_name(metric)} on folds not learned from")
     figure.suptitle(f"{len(rows)} settings; the best in orange, bars: deviation over folds", fontsize=10)
     try:
         figure.savefig(path, dpi=120)

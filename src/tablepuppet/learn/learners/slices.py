@@ -31,7 +31,8 @@ from tablepuppet.prep.explore.distribution import Distributions
 from tablepuppet.prep.explore.pooled import check_number
 from tablepuppet.prep.explore.quantiles import quantiles_of
 from tablepuppet.relation import Relation
-from tablepuppet.runs.table_view import TableResult, TableView, shown
+from tablepuppet.runs.figures import shown
+from tablepuppet.runs.table_view import TableResult, TableView
 from tablepuppet.spelling import did_you_mean, names_checked
 from tablepuppet.sql.query import OutputColumn
 from tablepuppet.sql.types import KEY_LIKE, NUMERIC, Family, family

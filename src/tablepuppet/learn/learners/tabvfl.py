@@ -37,6 +37,7 @@ from tablepuppet.mapping.table_mapping import Floats
 from tablepuppet.party.spec import Bottom, TabNet
 from tablepuppet.prep.encode.encode import Encoding, apply_encoding
 from tablepuppet.relation import Relation
+from tablepuppet.runs.figures import metric, readable
 from tablepuppet.runs.table_view import Records
 from tablepuppet.spelling import names_checked
 
@@ -176,8 +177,8 @@ class TabVFL(SplitLearner):
             entry = {"round": epoch, "seconds": cost.pop("seconds"), "loss": error, **cost}
             entry["lost"] = sorted(relation.client.outbox.take_missed())
             self.pretraining_.append(entry)
-            sent = (cost["bytes_up"] + cost["bytes_down"]) / 1e6
-            message = f"pretraining, epoch {epoch}: reconstruction error {error:.6g}, {sent:.3g} MB"
+            sent = readable(cost["bytes_up"] + cost["bytes_down"])
+            message = f"pretraining, epoch {epoch} · reconstruction error {metric('loss', error)} · {sent}"
             self.emit(relation, "progress", "pretrain", message, {**entry, "done": epoch, "total": len(rates)})
             errors = [each["loss"] for each in self.pretraining_]
             return epoch - 1 - int(np.argmin(errors)) >= max(self.patience, self.own_patience)

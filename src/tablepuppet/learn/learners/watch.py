@@ -15,6 +15,7 @@ from tablepuppet.learn.loss.joined_loss import JoinedLoss
 from tablepuppet.learn.rounds import Round
 from tablepuppet.learn.solve.allowance import RULE, Allowed
 from tablepuppet.relation import Relation
+from tablepuppet.runs.figures import metric, metric_name, readable
 from tablepuppet.runs.records import RoundRecord
 
 CONVERGED, EARLY, USED_UP, LOST = "converged", "early stop", "rounds used up", "party lost"
@@ -112,12 +113,14 @@ class Watch:
         return value, self.learner.metric(self.validation.loss, value)
 
     def _emit_round(self, record: RoundRecord) -> None:
-        message = f"round {record.round}: loss {record.loss:.6g}, {self.learner.metric_name} {record.metric:.4g}, "
+        name = self.learner.metric_name
+        said = [f"round {record.round}", f"loss {metric('loss', record.loss)}"]
+        said.append(f"{metric_name(name)} {metric(name, record.metric)}")
         if record.validation_loss is not None:
-            message += f"validation loss {record.validation_loss:.6g}, "
+            said.append(f"validation loss {metric('loss', record.validation_loss)}")
         if record.lost:
-            message += f"without {', '.join(record.lost)}, "
-        message += f"{(record.bytes_up + record.bytes_down) / 1e6:.3g} MB"
+            said.append(f"without {', '.join(record.lost)}")
+        message = " · ".join([*said, readable(record.bytes_up + record.bytes_down)])
         fields = record.to_dict() | {"done": record.round, "total": self.learner.most_rounds}
         self.learner.emit(self.relation, "progress", "fit", message, fields)
 

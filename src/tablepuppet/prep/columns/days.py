@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from tablepuppet.runs.table_view import shown
+from tablepuppet.runs.figures import shown
 from tablepuppet.sql.types import Family
 
 DATES = (Family.DATE, Family.TIMESTAMP)

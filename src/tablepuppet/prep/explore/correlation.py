@@ -35,7 +35,8 @@ from tablepuppet.prep.columns.statistics import AskedColumns, NumberStatistics, 
 from tablepuppet.prep.columns.values import numbers
 from tablepuppet.privacy.clip import blocks
 from tablepuppet.runs.events import Events
-from tablepuppet.runs.table_view import TableResult, TableView, aligned, shown
+from tablepuppet.runs.figures import shown
+from tablepuppet.runs.table_view import TableResult, TableView, aligned
 from tablepuppet.spelling import unknown_key
 from tablepuppet.sql.query import OutputColumn
 

@@ -40,7 +40,8 @@ from tablepuppet.prep.explore.pooled import (
     places_of,
     rare,
 )
-from tablepuppet.runs.table_view import TableResult, TableView, aligned, shown
+from tablepuppet.runs.figures import shown
+from tablepuppet.runs.table_view import TableResult, TableView, aligned
 from tablepuppet.sql.query import OutputColumn
 
 Floats = NDArray[np.float64]

@@ -24,7 +24,8 @@ from tablepuppet.prep.explore.noisy_statistics import NoiseRequest, NoisyStatist
 from tablepuppet.prep.explore.quantiles import Quantile, Quantiles, checked_shares, with_interval
 from tablepuppet.prep.explore.statistics_promise import Spent
 from tablepuppet.runs.events import Events
-from tablepuppet.runs.table_view import TableResult, TableView, aligned, arrow_table, shown
+from tablepuppet.runs.figures import shown
+from tablepuppet.runs.table_view import TableResult, TableView, aligned, arrow_table
 from tablepuppet.sql.query import OutputColumn
 from tablepuppet.sql.types import family
 

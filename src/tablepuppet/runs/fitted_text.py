@@ -1,0 +1,60 @@
+"""Text that fits the window: lines break between words, and underlined SQL is cut around what is underlined."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import sys
+import textwrap
+
+from rich.cells import cell_len
+
+UNBOUNDED = 120  # letters of a line where there is no window
+
+
+def window_width() -> int:
+    """Letters that fit in a line of standard output."""
+    if not (hasattr(sys.stdout, "isatty") and sys.stdout.isatty()):
+        return UNBOUNDED
+    return shutil.get_terminal_size((UNBOUNDED, 24)).columns
+
+
+def fitted(text: str, width: int) -> str:
+    """The text in lines that are no longer than the width, unless a single word is.
+
+    >>> print(fitted("LIMIT is not supported here\\n  line 1: SELECT a FROM t LIMIT 3\\n" + " " * 26 + "^^^^^^^", 27))
+    LIMIT is not supported here
+      line 1: …a FROM t LIMIT 3
+                        ^^^^^^^
+    """
+    lines, found = text.split("\n"), list[str]()
+    while lines:
+        line = lines.pop(0)
+        if lines and set(lines[0].strip()) == {"^"}:
+            found += _cut(line, lines.pop(0), width)
+        else:
+            found += _wrapped(line, width)
+    return "\n".join(found)
+
+
+def _wrapped(line: str, width: int) -> list[str]:
+    if cell_len(line) <= width:
+        return [line]
+    indent = line[: len(line) - len(line.lstrip())]
+    return textwrap.wrap(
+        line, width, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False
+    )  # fmt: skip
+
+
+def _cut(line: str, carets: str, width: int) -> list[str]:
+    """A line of SQL and the carets below it, without what is too far from them; wide letters are left as they are."""
+    begin = re.match(r" *line \d+: ", line)
+    if max(cell_len(line), len(carets)) <= width or cell_len(line) != len(line) or begin is None:
+        return [line, carets]
+    head, body, start = begin.group(), line[begin.end() :], carets.index("^") - begin.end()
+    room, marked = width - len(head), len(carets.strip())
+    left = max(0, min(start - max(0, room - marked) // 2, len(body) - room))
+    shown = body[left : left + room]
+    shown = f"…{shown[1:]}" if left else shown
+    shown = f"{shown[:-1]}…" if left + room < len(body) else shown
+    return [head + shown, " " * (len(head) + start - left) + "^" * min(marked, room - start + left)]
