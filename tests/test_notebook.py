@@ -226,7 +226,7 @@ def test_fit_shows_a_live_bar_and_its_warnings(shown: Shown) -> None:
 def test_a_fit_that_fails_says_where_it_stopped(shown: Shown) -> None:
     """The bar of a fit that an error ended is marked."""
     lines = shown.block("fit fails")["text/plain"].splitlines()
-    assert [line for line in lines if line.startswith("✗ round 1: ") and line.endswith("stopped)")]
+    assert [line for line in lines if line.startswith("✗ round 1 · ") and line.endswith("stopped)")]
 
 
 def test_a_party_that_is_away_is_waited_for_aloud(shown: Shown) -> None:

@@ -32,8 +32,8 @@ from tablepuppet.prep.pipelines.fit import foresee, selecting
 from tablepuppet.prep.pipelines.pipeline import DEFAULT, Pipeline
 from tablepuppet.privacy.trial_identity import TrialAuthority
 from tablepuppet.relation import Relation
+from tablepuppet.runs.default_readers import default_readers
 from tablepuppet.runs.events import Events, Reader
-from tablepuppet.runs.notebook_progress import default_readers
 from tablepuppet.runs.table_view import Records
 from tablepuppet.session import FederationSettings, Opening, Session
 from tablepuppet.spelling import attributes_explained, class_checked, names_checked, shows
@@ -144,7 +144,9 @@ class Federation:
     ``memory_limit`` bounds the bytes of a mapping; by default what is free on this machine. ``tls`` and ``key_file``
     are for parties that are services elsewhere: the certificate to call them with (files ``cert``, ``key`` and ``ca``),
     and the blinding key that databases opened in this process must share with them. With a ``record`` a run goes on
-    after this process has died. ``callbacks`` receive every `Event`.
+    after this process has died. ``callbacks`` receive every `Event`. ``verbose`` says what a script prints of its
+    progress on standard error: everything, nothing, or by default a line now and then about what takes longer than some
+    seconds, if there are no callbacks. A notebook shows progress unless it is False.
 
     Raises ConfigError for an invalid URL or setting; databases are opened when they are first asked.
     """
@@ -161,13 +163,17 @@ class Federation:
         key_file: str | Path | None = None,
         record: Record | None = None,
         callbacks: Iterable[Reader] = (),
+        verbose: bool | None = None,
     ):
         _check_settings(parties, wire, timeout, on_party_lost, memory_limit)
         if not isinstance(callbacks, Iterable) or isinstance(callbacks, str):
             raise ConfigError("callbacks is a list of functions that take an event, such as [print]")
         self.wire, self.timeout, self.on_party_lost = wire, timeout, on_party_lost
         self._memory_limit = memory_limit
-        self.events = Events([*callbacks, *default_readers()])
+        if not isinstance(verbose, bool | None):
+            raise ConfigError(f"verbose is True, False or None, not {verbose!r}")
+        callbacks = list(callbacks)
+        self.events = Events([*callbacks, *default_readers(verbose, has_callbacks=bool(callbacks))])
         tables = {name: InMemory(name, given) for name, given in parties.items() if isinstance(given, Mapping)}
         entries = {name: _entry(given) for name, given in parties.items()}
         blinding_key = _blinding_key(entries, key_file)
@@ -214,7 +220,14 @@ class Federation:
         return self.on_party_lost if self.on_party_lost == "cache" or self.on_party_lost == "zeros" else None
 
     @classmethod
-    def load(cls, path: str | Path, *, record: Record | None = None, callbacks: Iterable[Reader] = ()) -> Federation:
+    def load(
+        cls,
+        path: str | Path,
+        *,
+        record: Record | None = None,
+        callbacks: Iterable[Reader] = (),
+        verbose: bool | None = None,
+    ) -> Federation:
         """The federation that a TOML file describes; relative paths in it start at the file's folder."""
         file = Path(path)
         settings, folder = read_settings(file, "federation file", FederationFile), file.parent
@@ -224,7 +237,7 @@ class Federation:
             "key_file": settings.key_file and folder / settings.key_file,
         }
         try:
-            return cls(**arguments, record=record, callbacks=callbacks)
+            return cls(**arguments, record=record, callbacks=callbacks, verbose=verbose)
         except ConfigError as error:
             raise ConfigError(f"federation file {str(file)!r}: {error}") from error
 

@@ -17,9 +17,10 @@ from tablepuppet.errors import ArgumentError
 from tablepuppet.jobs import Run, SearchSection
 from tablepuppet.learn.learners import linear as linear_module
 from tablepuppet.learn.learners import search as module
-from tablepuppet.learn.learners.folds import measured_along_l2
+from tablepuppet.learn.learners.folds import measure_along_l2
 from tablepuppet.operators.joined_rows import JoinedRows
 from tablepuppet.operators.merged import merged
+from tablepuppet.runs.stages import Stages
 from tests.learn.test_selection import SQL, tables
 from tests.relations import federation, record_wire
 from tests.small_job import write_job
@@ -152,7 +153,7 @@ def test_a_search_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
     folder = tmp_path / "kept"
     grid = {"l2": [0.1, 1.0], "tol": [1e-15, 1e-12]}
     expected = tp.GridSearch(tp.LogisticRegression(), grid, folds=3).fit(relation)
-    real, calls = measured_along_l2, list[int]()
+    real, calls = measure_along_l2, list[int]()
 
     def counted(*given: Any) -> Any:
         calls.append(1)
@@ -160,7 +161,7 @@ def test_a_search_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
             raise KeyboardInterrupt
         return real(*given)
 
-    monkeypatch.setattr(module, "measured_along_l2", counted)
+    monkeypatch.setattr(module, "measure_along_l2", counted)
     search = tp.GridSearch(tp.LogisticRegression(), grid, folds=3, folder=folder)
     with pytest.raises(KeyboardInterrupt):
         search.fit(relation)
@@ -279,3 +280,21 @@ def test_jobs_search_settings_as_users_give_them() -> None:
     search = SearchSection(settings).of(tp.SplitNNClassifier())
     assert isinstance(search, tp.GridSearch)
     assert search.grid == {"top": [(8,), (16, 4)], "bottom": [tp.bottom.mlp((6,))], "l2": [0.1]}
+
+
+@pytest.mark.parametrize("grid", [{"l2": [1e-6, 1e-3]}, {"l2": [1e-6, 1e-3], "solver": ["admm", "sgd"]}])
+def test_no_fit_of_a_search_is_shown_as_stopped(tmp_path: Path, grid: dict[str, Any]) -> None:
+    """Folds that are fitted in turns or in step end well: in the end the search and the best model have a line each."""
+    relation, stages = relation_of(tmp_path), Stages()
+
+    def read(event: tp.Event) -> None:
+        stages.read(event)
+
+    relation.events.subscribe(read)
+    tp.GridSearch(tp.LogisticRegression(rounds=3), grid, folds=3).fit(relation)
+    stages.settle()
+    assert [(stage.name, stage.state, stage.inner) for stage in stages.lines[-2:]] == [
+        ("search", "ended", None), ("fit", "ended", None),
+    ]  # fmt: skip
+    assert {stage.name for stage in stages.lines[:-2]} <= {"join"}
+    assert stages.lines[-2].message.startswith(f"LogisticRegression: the best of {2 ** len(grid)} settings")

@@ -212,7 +212,9 @@ def test_runs_within_a_search(tmp_path: Path) -> None:
     assert all(event.run is not None and event.run.startswith(str(search)) for event in events if event.kind == "trip")
     fitted = [event.run for event in events if event.name == "fitted"]
     assert len(set(fitted)) == len(fitted) == 2 * 3 + 1
-    assert {str(run).rpartition(".")[0] for run in fitted} == {search}
+    assert {str(run).split(".")[0] for run in fitted} == {search}
+    fold = next(event for event in events if event.name == "fitted")
+    assert fold.part in {f"fold {number}, l2 = 0.001" for number in range(3)}
     matrix = relation.matrix()
     events.clear()
     tp.linalg.pca(matrix, components=2)

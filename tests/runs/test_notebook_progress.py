@@ -8,8 +8,8 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from tablepuppet.runs.events import Events
-from tablepuppet.runs.notebook_progress import MOST_LINES, Bundle, NotebookReader, Update, default_readers
+from tablepuppet.runs.events import Events, one_run
+from tablepuppet.runs.notebook_progress import MOST_LINES, Bundle, NotebookReader, Update, notebook_readers
 
 FOREVER = 1000.0
 
@@ -59,11 +59,38 @@ def test_a_fit_is_one_line_from_its_preparation_to_its_end() -> None:
     page, events, _ = reader(interval=0.0)
     fit(events, 3)
     [block] = page.blocks
-    messages = [bundle["text/plain"].split("] ")[-1].split(" (")[0] for bundle in block]
-    assert messages[0] == "round 1"
+    messages = [bundle["text/plain"].split(" (")[0] for bundle in block]
+    assert messages[0] == "… round 1 · at most 300"
     assert messages[-1] == "✓ converged after 3 rounds"
     assert all("\n" not in bundle["text/plain"] for bundle in block)
-    assert any("width: 1%" in bundle["text/html"] for bundle in block)
+    assert not any("width: " in bundle["text/html"] for bundle in block)  # nobody knows how much is left
+
+
+def test_a_stage_whose_end_is_known_has_a_bar() -> None:
+    """Three of four steps fill three quarters of it."""
+    page, events, _ = reader(interval=0.0, patience=0.0)
+    events.progress("open", "reading", 4)(3)
+    assert "width: 75%" in page.blocks[0][-1]["text/html"]
+    assert page.texts[0].startswith("[###############     ] reading (3 of 4, ")
+
+
+def test_fits_of_a_search_are_not_stopped() -> None:
+    """Fits that take turns within a search are shown below it while it runs, and leave no line when it has ended."""
+    page, events, end_cell = reader(interval=0.0)
+    with one_run():
+        done = events.progress("search", "trying", 2)
+        with one_run("fold 0"):
+            fit(events, 3)
+        assert page.texts[0].splitlines()[1].startswith("  … fold 0: round 3 · ")
+        with one_run("fold 1"):
+            fit(events, 2)
+        done(2)
+        events.emit("info", "searched", "the best is l2 = 1")
+        with one_run():
+            fit(events, 4)
+    end_cell()
+    lines = [line.split(" (")[0] for line in page.texts[0].splitlines()]
+    assert lines == ["✓ the best is l2 = 1", "✓ converged after 4 rounds"]
 
 
 def test_quick_stages_are_not_shown() -> None:
@@ -110,7 +137,8 @@ def test_what_a_cell_left_running_was_stopped() -> None:
     fit(events, 2, fails=True)
     end_cell()
     fit(events, 4)
-    assert page.texts[0].startswith("✗ round 2 (2 of 300, ")
+    assert page.texts[0].startswith("✗ round 2 · ")
+    assert " · at most 300 (" in page.texts[0]
     assert page.texts[0].endswith("stopped)")
     assert page.texts[1].startswith("✓ converged after 4 rounds")
 
@@ -136,6 +164,15 @@ def test_many_fits_in_one_cell_stay_a_short_list() -> None:
     assert lines[-1].startswith(f"✓ converged after {MOST_LINES + 5} rounds")
 
 
+def test_a_cell_may_fit_a_thousand_times() -> None:
+    """Few stages are remembered, and all are counted."""
+    page, events, _ = reader()
+    for _ in range(1000):
+        fit(events, 1)
+        events.progress("predict", "predicting", 1)(1)
+    assert page.texts[0].splitlines()[0] == f"… and {1000 - MOST_LINES:,} before"
+
+
 def test_other_events_show_nothing() -> None:
     """Information is for logs."""
     page, events, end_cell = reader()
@@ -147,7 +184,7 @@ def test_other_events_show_nothing() -> None:
 
 def test_outside_notebooks_there_is_no_reader_and_no_ipython() -> None:
     """A script has no reader, and nothing imports IPython or ipywidgets for it."""
-    assert default_readers() == []
+    assert notebook_readers() == []
     code = (
         "import sys, tablepuppet as tp; tp.Federation({'a': 'duckdb:///a.db'});"
         "sys.exit(bool({'IPython', 'ipywidgets'} & set(sys.modules)))"

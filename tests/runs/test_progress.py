@@ -1,29 +1,34 @@
-"""Bars and text on one terminal: each comes below the other, nothing is written over."""
+"""Stages on a terminal, in a pipe and of a script: each comes below the other, nothing is written over."""
 
 from __future__ import annotations
 
 import io
+import time
 
+import pytest
 from rich.console import Console
 
-from tablepuppet.runs.events import Events
-from tablepuppet.runs.progress import ProgressReader
+from tablepuppet.errors import LearnError
+from tablepuppet.runs import default_readers as module
+from tablepuppet.runs.default_readers import default_readers
+from tablepuppet.runs.events import Events, one_run
+from tablepuppet.runs.progress import LineReader, ProgressReader, SlowReader
 from tests.terminal import rendered
 
 
 def shown(columns: int) -> str:
-    """Bars, a result, other bars, a warning and a result, on a terminal of this width."""
+    """Stages, a result, others, a warning and a result, on a terminal of this width."""
     out = io.StringIO()
     console = Console(
         file=out, force_terminal=True, width=columns, height=10, color_system="standard", legacy_windows=False
     )
-    reader = ProgressReader(console)
+    reader = ProgressReader(console, patience=0.0)
     events = Events([reader])
     events.progress("open", "reading tables and blinding keys at their parties", 2)(2)
     reader.rest()
     console.print("first result")
     done = events.progress("fit", "round 0 of [brackets]", 5)
-    events.emit("warning", "column.dropped", "one column is left out")
+    events.emit("warning", "column.dropped", "one column of those that were selected is left out: it has one value")
     done(3)
     events.emit("info", "fitted", "converged after 3 rounds")
     reader.rest()
@@ -31,24 +36,24 @@ def shown(columns: int) -> str:
     return rendered(out.getvalue().replace("\n", "\r\n").encode(), columns, 10)
 
 
-def test_results_come_below_bars() -> None:
-    """A bar stays above the text that was printed after it, and what happens next has bars below that text."""
+def test_results_come_below_stages() -> None:
+    """A stage stays above the text that was printed after it, and what happens next is shown below that text."""
     text = shown(110)
-    places = [text.index(part) for part in ("reading tables", "2/2", "first result", "one column is left out")]
-    places += [text.index(part) for part in ("converged after 3 rounds", "3/3", "second result")]
+    places = [text.index(part) for part in ("✓ reading tables", "first result", "one column of those")]
+    places += [text.index(part) for part in ("✓ converged after 3 rounds", "second result")]
     assert places == sorted(places)
     assert text.splitlines()[-1] == "second result"
     assert text.count("reading tables") == text.count("converged after") == 1
 
 
-def test_bars_on_a_narrow_terminal() -> None:
-    """Counts and seconds are whole, and what a bar is about takes a second line."""
-    text = shown(50)
-    assert "2/2 0:00:00" in text
+def test_a_narrow_terminal_breaks_between_words() -> None:
+    """What a stage or a warning is about takes a second line, and no word is broken."""
+    text = shown(40)
     assert "…" not in text
-    assert "reading tables and blinding keys at their parties" in " ".join(text.replace("━", " ").split()).replace(
-        " 2/2 0:00:00", ""
-    )
+    assert all(len(line) <= 40 for line in text.splitlines())
+    words = " ".join(text.split())
+    assert "reading tables and blinding keys at their parties (0.0 s)" in words
+    assert "one column of those that were selected is left out: it has one value" in words
 
 
 def test_lines_in_a_file_are_whole() -> None:
@@ -57,3 +62,118 @@ def test_lines_in_a_file_are_whole() -> None:
     reader = ProgressReader(Console(file=out, width=40))
     Events([reader]).emit("warning", "party.silent", "waiting for party 'bank' at bank.example:8815 " * 3)
     assert out.getvalue().count("\n") == 1
+
+
+def search(events: Events) -> None:
+    """A search of two candidates, whose fits take turns, and the fit of the best."""
+    with one_run():
+        done = events.progress("search", "trying 2 settings", 2)
+        for number, part in enumerate(("l2 = 1", "l2 = 2"), 1):
+            with one_run(part):
+                prepared = events.progress("prepare", "preparing", 1)
+                with one_run("fold 0"):
+                    prepared(1)
+                    events.emit("progress", "fit", "round 1", done=1, total=400)
+                    events.emit("warning", "column.dropped", "column a is left out")
+                    events.emit("info", "fitted", "converged after 1 round")
+            done(number, f"{part}, fold 0: accuracy 0.5000")
+        events.emit("info", "searched", "the best is l2 = 2")
+        with one_run():
+            events.emit("progress", "fit", "round 1", done=1, total=400)
+            events.emit("info", "fitted", "converged after 1 round")
+
+
+def test_a_search_in_a_pipe_names_candidates_and_folds() -> None:
+    """Each fit is a line that says which it was and how many there are; a warning of all folds is printed once."""
+    out = io.StringIO()
+    search(Events([ProgressReader(Console(file=out, width=40))]))
+    assert out.getvalue().splitlines() == [
+        "warning: l2 = 1, fold 0: column a is left out",
+        "l2 = 1, fold 0: accuracy 0.5000 (1 of 2)",
+        "l2 = 2, fold 0: accuracy 0.5000 (2 of 2)",
+        "the best is l2 = 2",
+        "round 1",
+        "converged after 1 round",
+    ]
+
+
+def test_a_search_on_a_terminal_leaves_nothing_running() -> None:
+    """In the end there are two lines: how the search ended, and how the fit of the best one did."""
+    out = io.StringIO()
+    reader = ProgressReader(Console(file=out, force_terminal=True, width=80, height=20, legacy_windows=False))
+    search(Events([reader]))
+    reader.rest()
+    lines = rendered(out.getvalue().replace("\n", "\r\n").encode(), 80, 20).splitlines()
+    assert [line.split(" (")[0] for line in lines] == [
+        "warning: l2 = 1, fold 0: column a is left out",
+        "✓ the best is l2 = 2",
+        "✓ converged after 1 round",
+    ]
+
+
+def test_pretraining_that_ends_early_has_ended() -> None:
+    """Its total is a limit too: it is over when the next stage of its run goes on."""
+    out = io.StringIO()
+    reader = ProgressReader(Console(file=out, force_terminal=True, width=80, height=20, legacy_windows=False), 0.0)
+    events = Events([reader])
+    with one_run():
+        prepared = events.progress("prepare", "preparing", 1)
+        events.emit("progress", "pretrain", "pretraining, epoch 3", done=3, total=50)
+        prepared(1)
+        events.emit("progress", "fit", "round 1", done=1, total=400)
+        events.emit("info", "fitted", "converged after 1 round")
+    reader.rest()
+    lines = rendered(out.getvalue().replace("\n", "\r\n").encode(), 80, 20).splitlines()
+    assert [line.split(" (")[0] for line in lines] == ["✓ converged after 1 round", "✓ pretraining, epoch 3"]
+
+
+def test_a_fit_that_fails_says_so() -> None:
+    """Its line does not go on when its run has ended by an error."""
+    out = io.StringIO()
+    reader = ProgressReader(Console(file=out, force_terminal=True, width=80, height=20, legacy_windows=False))
+    events = Events([reader])
+
+    @one_run()
+    def fails() -> None:
+        events.emit("progress", "fit", "round 1", done=1, total=400)
+        raise LearnError("no")
+
+    with pytest.raises(LearnError):
+        fails()
+    with one_run():
+        events.emit("progress", "fit", "round 1", done=1, total=400)
+        events.emit("info", "fitted", "converged after 1 round")
+    reader.rest()
+    lines = rendered(out.getvalue().replace("\n", "\r\n").encode(), 80, 20).splitlines()
+    assert lines[0].startswith("✗ round 1 · at most 400 (")
+    assert lines[0].endswith("stopped)")
+    assert lines[1].startswith("✓ converged after 1 round")
+
+
+def test_a_slow_script_prints_a_line_now_and_then() -> None:
+    """What takes long has a line, later ones after twice as long, and one for its end; what is quick has none."""
+    lines = list[str]()
+    events = Events([SlowReader(lines.append, silence=0.05)])
+    events.progress("open", "reading", 2)(2)
+    with one_run():
+        for number in range(1, 60):
+            events.emit("progress", "fit", f"round {number}", done=number, total=400)
+            time.sleep(0.01)
+        events.emit("info", "fitted", "converged after 59 rounds")
+    assert lines[0].startswith("round ")
+    assert " · at most 400 (" in lines[0]
+    assert lines[-1].startswith("converged after 59 rounds (")
+    assert 2 < len(lines) < 12
+
+
+def test_who_shows_the_progress_of_a_script() -> None:
+    """All of it, only what takes long, or nothing: nothing also beside callbacks, which show it themselves."""
+    assert isinstance(default_readers(None, has_callbacks=False)[0], SlowReader)
+    assert isinstance(default_readers(True, has_callbacks=True)[0], LineReader)
+    assert default_readers(None, has_callbacks=True) == default_readers(False, has_callbacks=False) == []
+
+
+def test_lines_of_a_script_go_to_standard_error(capsys: pytest.CaptureFixture[str]) -> None:
+    """They begin with the name of the library."""
+    module._print("round 1")
+    assert capsys.readouterr() == ("", "tablepuppet: round 1\n")

@@ -10,20 +10,26 @@ import logging
 import secrets
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
 from tablepuppet.errors import ConfigError, without_controls
 from tablepuppet.runs import interrupts
 from tablepuppet.runs.records import TripRecord
 
-ENDED_BY = {"fitted": "fit"}  # a stage that ends when it is good enough, by the event that says so
+ENDED_BY = {"fitted": "fit", "searched": "search"}  # a stage that ends by the event that says how
+UP_TO = frozenset({"fit", "pretrain"})  # stages that end when they are good enough: their total is a limit
 Kind = Literal["progress", "info", "warning", "trip"]
+State = Literal["runs", "ended", "stopped"]
 _LOG = logging.getLogger("tablepuppet")
 _RUN: ContextVar[str | None] = ContextVar("run", default=None)
+_PART: ContextVar[str] = ContextVar("part", default="")
+_LIVE: set[str] = set()  # runs that have not ended
+_FAILED: deque[str] = deque(maxlen=1000)  # the last runs that an exception ended
 _LEVELS = {"progress": logging.DEBUG, "trip": logging.DEBUG, "info": logging.INFO, "warning": logging.WARNING}
 
 
@@ -37,20 +43,47 @@ class Event:
     fields: Mapping[str, Any] = field(default_factory=dict)
     time: float = field(default_factory=time.time)  # seconds since 1970
     run: str | None = field(default_factory=_RUN.get)  # id of the fit, search or program; None outside of one
+    part: str = field(default_factory=_PART.get)  # which part of a search or cross-validation it is of, for people
+
+    @property
+    def text(self) -> str:
+        """The message, after the part that it is of."""
+        return f"{self.part}: {self.message}" if self.part else self.message
 
 
 Reader = Callable[[Event], None]
 
 
+class Advance(Protocol):
+    """Tells of a stage how many steps are done, and what there is to say of the last one."""
+
+    def __call__(self, steps: int, message: str = ..., **fields: Any) -> None: ...
+
+
 @contextmanager
-def one_run() -> Iterator[None]:
-    """Events within the block are of one run, with a random id; within another run it begins with the id of that."""
+def one_run(part: str = "") -> Iterator[None]:
+    """Events within the block are of one run, with a random id; within another run it begins with the id of that.
+
+    ``part`` says for people which part of the outer run it is.
+    """
     outer, new = _RUN.get(), secrets.token_hex(4)
-    token = _RUN.set(new if outer is None else f"{outer}.{new}")
+    run = new if outer is None else f"{outer}.{new}"
+    tokens = _RUN.set(run), _PART.set(", ".join(filter(None, (_PART.get(), part))))
+    _LIVE.add(run)
     try:
         yield
+    except BaseException:
+        _FAILED.append(run)
+        raise
     finally:
-        _RUN.reset(token)
+        _LIVE.discard(run)
+        _RUN.reset(tokens[0])
+        _PART.reset(tokens[1])
+
+
+def state_of(run: str) -> State:
+    """Whether a run goes on, has ended, or was stopped by an exception."""
+    return "runs" if run in _LIVE else "stopped" if run in _FAILED else "ended"
 
 
 class Events:
@@ -74,11 +107,16 @@ class Events:
 
         return remove
 
-    def progress(self, name: str, message: str, total: int) -> Callable[[int], None]:
-        """A stage of ``total`` steps begins; call the result with the number of steps that are done."""
+    def progress(self, name: str, message: str, total: int) -> Advance:
+        """A stage of ``total`` steps begins; call the result with the number of steps that are done.
 
-        def done(steps: int) -> None:
-            self.emit("progress", name, message, done=steps, total=total)
+        The stage is of the run in which it began, wherever its steps are done. A step may say something of its own.
+        """
+        run, part = _RUN.get(), _PART.get()
+
+        def done(steps: int, message: str = message, **fields: Any) -> None:
+            fields = {"done": steps, "total": total, **fields}
+            self._hand_out(Event("progress", name, without_controls(message), fields, run=run, part=part))
 
         done(0)
         return done
@@ -97,13 +135,15 @@ class Events:
 
     def emit(self, kind: Kind, name: str, message: str, **fields: Any) -> Event:
         """Call every reader, and return the event; a signal to stop that got lost is raised here."""
-        interrupts.check()
-        message = without_controls(message)  # parties write names in it
-        event = Event(kind, name, message, fields)
-        _LOG.log(_LEVELS[kind], "%s", message)
-        for reader in list(self._trip_readers if kind == "trip" else self._readers):
-            reader(event)
+        event = Event(kind, name, without_controls(message), fields)  # parties write names in the message
+        self._hand_out(event)
         return event
+
+    def _hand_out(self, event: Event) -> None:
+        interrupts.check()
+        _LOG.log(_LEVELS[event.kind], "%s", event.text)
+        for reader in list(self._trip_readers if event.kind == "trip" else self._readers):
+            reader(event)
 
 
 def _callable(reader: Reader) -> Reader:

@@ -1,74 +1,152 @@
-"""A reader of events for the terminal: progress bars there, plain lines elsewhere.
+"""Readers of events for people: lines that move on a terminal, plain lines in a file or pipe, and of a script.
 
-Bars are alive only while something goes on. Whoever prints calls `rest` first: the bars so far then stay as they are,
-text comes below them, and what happens next has bars of its own below that.
+On a terminal lines move only while something goes on. Whoever prints calls `rest` first: what has ended then stays,
+text comes below it, and what happens next is shown below that.
 """
 
 from __future__ import annotations
 
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TaskID, TextColumn, TimeElapsedColumn
-from rich.table import Column
+import threading
+import time
+from collections.abc import Callable
+
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.progress_bar import ProgressBar
+from rich.spinner import Spinner
+from rich.table import Table
+from rich.text import Text
 
 from tablepuppet.runs.events import ENDED_BY, Event
+from tablepuppet.runs.fitted_text import fitted
+from tablepuppet.runs.stages import PATIENCE, Stage, Stages
+
+BAR = 12  # letters of a bar
+SILENCE = 5.0  # seconds after which a line is printed where rounds of a search are not
+LONGEST_SILENCE = 60.0  # of a script, which is silent for twice as long after each line
 
 
 class ProgressReader:
     """Shows stages as they advance, and warnings; it writes to stderr."""
 
-    def __init__(self, console: Console | None = None):
-        self._console = console or Console(stderr=True)
-        self._bars: Progress | None = None
-        self._tasks: dict[str, TaskID] = {}
+    def __init__(self, console: Console | None = None, patience: float = PATIENCE):
+        self._console, self._patience = console or Console(stderr=True), patience
+        self._lock = threading.Lock()
+        self._lines = None if self._console.is_terminal else LineReader(self._line)
+        self._stages, self._spinner = Stages(), Spinner("dots")
+        self._drawn: Live | None = None
+        self._warned: set[str] = set()
 
     def rest(self) -> None:
-        """Stop drawing: what is printed now comes below the bars."""
-        bars, self._bars, self._tasks = self._bars, None, {}
-        if bars is not None:
-            bars.stop()
+        """Stop drawing: what is printed now comes below what has ended."""
+        drawn, self._drawn = self._drawn, None
+        if drawn is not None:
+            with self._lock:
+                self._stages.stop()
+            drawn.stop()
+            with self._lock:
+                self._stages = Stages()
 
     def __call__(self, event: Event) -> None:
         """Read one event."""
-        if event.kind == "progress":
-            self._advance(event)
-        elif event.name in ENDED_BY:
-            task = self._tasks.get(ENDED_BY[event.name])
-            if task is not None and self._bars is not None:
-                done = self._bars.tasks[task].completed
-                self._bars.update(task, total=done, description=event.message)
-            elif not self._console.is_terminal:
-                self._line(event.message)
-        elif event.kind == "warning":
-            self._line(f"warning: {event.message}", "yellow")
+        if event.kind == "warning":
+            self._warn(event)
+        elif self._lines is not None:
+            self._lines(event)
+        else:
+            with self._lock:
+                stage = self._stages.read(event)
+            if stage is not None and self._drawn is None:
+                self._drawn = Live(console=self._console, get_renderable=self._draw, refresh_per_second=8)
+                self._drawn.start()
+
+    def _warn(self, event: Event) -> None:
+        """Print a warning, once: fits of a search repeat it. That a party is silent is news each time."""
+        if event.message not in self._warned or event.name.startswith("party."):
+            self._warned.add(event.message)
+            self._line(f"warning: {event.text}", "yellow")
 
     def _line(self, text: str, style: str | None = None) -> None:
         """Print a text, in a file or pipe as one line."""
         whole = not self._console.is_terminal
-        self._console.print(text, style=style, markup=False, highlight=False, soft_wrap=whole)
+        text = text if whole else fitted(text, self._console.width)
+        self._console.print(text, style=style, markup=False, highlight=False, soft_wrap=True)
 
-    def _advance(self, event: Event) -> None:
-        done, total = event.fields["done"], event.fields["total"]
-        if not self._console.is_terminal:
-            if event.name in ENDED_BY.values():  # each step of it has something of its own to say
-                self._line(event.message)
-            elif done == total:
-                self._line(f"{event.message}: done")
+    def _draw(self) -> RenderableType:
+        with self._lock:
+            self._stages.settle()
+            return Group(*(each for stage in self._stages.lines for each in self._drawn_lines(stage)))
+
+    def _drawn_lines(self, stage: Stage) -> list[RenderableType]:
+        if stage.state == "ended" and not stage.is_worth_showing(self._patience):
+            return []
+        inner = [] if stage.inner is None else [_line_of(stage.inner, Text("  ·"))]
+        return [_line_of(stage, self._spinner), *inner]
+
+
+def _line_of(stage: Stage, moving: RenderableType) -> Table:
+    """A stage as a line: a mark or something that moves, a bar if it is known how much is done, and its text."""
+    runs = stage.state == "runs"
+    cells: list[RenderableType] = [moving if runs else Text(stage.mark)]
+    if runs and stage.share is not None:
+        cells.append(ProgressBar(total=1.0, completed=stage.share, width=BAR))
+    line = Table.grid(padding=(0, 1, 0, 0))
+    for _ in cells:
+        line.add_column(no_wrap=True)
+    line.add_column(overflow="fold")
+    line.add_row(*cells, Text(stage.text))
+    return line
+
+
+class LineReader:
+    """Prints a line whenever a stage has something to say, or has ended: for files, pipes and scripts.
+
+    Of fits within a search or a cross-validation it is silent, unless nothing else was printed for a while.
+    """
+
+    def __init__(self, print_line: Callable[[str], None]):
+        self._print, self._stages, self._said_at = print_line, Stages(), time.monotonic()
+
+    def __call__(self, event: Event) -> None:
+        """Read one event."""
+        stage = self._stages.read(event)
+        if stage is None:
             return
-        if self._bars is None:
-            self._bars = _new_bars(self._console)
-            self._bars.start()
-        if done == 0 or event.name not in self._tasks:
-            self._tasks[event.name] = self._bars.add_task(event.message, total=total)
-        self._bars.update(self._tasks[event.name], completed=done, description=event.message)
+        if stage.is_inner:
+            if time.monotonic() - self._said_at >= SILENCE:
+                self._say(stage.message)
+        elif event.name in ENDED_BY:
+            self._say(stage.message)
+        elif stage.has_news:
+            self._say(stage.message if stage.share is None else f"{stage.message} ({stage.done} of {stage.total})")
+        elif stage.state == "ended":
+            self._say(f"{stage.message}: done")
+
+    def _say(self, text: str) -> None:
+        self._said_at = time.monotonic()
+        self._print(text)
 
 
-def _new_bars(console: Console) -> Progress:
-    """Bars that suit the width: on a narrow terminal they are short and what they say takes several lines."""
-    return Progress(
-        SpinnerColumn(),
-        TextColumn("{task.description}", markup=False, table_column=Column(overflow="fold")),
-        BarColumn(bar_width=max(8, min(40, console.width - 70))),
-        MofNCompleteColumn(table_column=Column(no_wrap=True)),
-        TimeElapsedColumn(table_column=Column(no_wrap=True)),
-        console=console,
-    )
+class SlowReader:
+    """Prints a line now and then about what takes long, and how that ended; nothing about what does not.
+
+    It is silent for twice as long after each line.
+    """
+
+    def __init__(self, print_line: Callable[[str], None], silence: float = SILENCE):
+        self._print, self._stages, self._first = print_line, Stages(), silence
+        self._about: Stage | None = None  # the stage that lines are about
+
+    def __call__(self, event: Event) -> None:
+        """Read one event."""
+        stage = self._stages.read(event)
+        if stage is None:
+            return
+        is_next = stage is not self._about and not stage.is_inner
+        if self._about is None or (is_next and self._about.state != "runs"):
+            self._about, self._silence, self._said, self._said_at = stage, self._first, False, stage.begun
+        ends = stage is self._about and stage.state != "runs"
+        if self._said if ends else time.monotonic() - self._said_at >= self._silence:
+            self._print(stage.text)
+            self._said, self._said_at = True, time.monotonic()
+            self._silence = min(2 * self._silence, LONGEST_SILENCE)

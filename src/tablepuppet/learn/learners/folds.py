@@ -7,7 +7,7 @@ read and joined once.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -28,11 +28,13 @@ from tablepuppet.prep.columns.selected import check_across, check_without_noise,
 from tablepuppet.prep.columns.sent_columns import SentColumns
 from tablepuppet.relation import Relation
 from tablepuppet.runs.events import one_run
-from tablepuppet.runs.table_view import Align, TableResult, TableView, shown
+from tablepuppet.runs.figures import is_metric, metric, metric_name, metrics_line, shown
+from tablepuppet.runs.table_view import Align, TableResult, TableView
 from tablepuppet.spelling import names_checked, unknown_key
 from tablepuppet.sql.query import OutputColumn
 from tablepuppet.wire.in_step import own_clock
 
+TEST = "test_"  # begins the names of metrics on the fold that is held out
 Fold = tuple[Relation, Relation]  # to learn from, to measure on
 
 
@@ -64,8 +66,13 @@ class Results(TableResult):
 
     def table_view(self) -> TableView:
         """One row per record."""
-        sides: dict[str, Align] = {name.replace("_", " "): "right" for name in self.column_names}
-        return TableView(self._title, sides, [[shown(value) for value in row.values()] for row in self._rows])
+        sides: dict[str, Align] = {metric_name(name): "right" for name in self.column_names}
+        rows = [[_cell(name, value) for name, value in row.items()] for row in self._rows]
+        return TableView(self._title, sides, rows)
+
+
+def _cell(name: str, value: Any) -> str:
+    return metric(name, value) if is_metric(name) else shown(value)
 
 
 def _arrow(values: list[Any]) -> pa.Array:
@@ -96,8 +103,9 @@ def cross_validate(
     done = relation.events.progress("folds", f"{type(learner).__name__}: cross-validating", len(parts))
     rows = []
     for number, fold in enumerate(parts):
-        rows.append({"fold": number, **measured(learner, fold, number)})
-        done(len(rows))
+        found = measured(learner, fold, number)
+        rows.append({"fold": number, **found})
+        done(len(rows), f"fold {number}: {metrics_line(of_test(found))}")
     return Results(f"{type(learner).__name__}, {len(parts)} folds", rows)
 
 
@@ -117,28 +125,38 @@ def measured(learner: Learner, fold: Fold, number: int) -> dict[str, float]:
         return _scores(model.evaluate(fold[0]), model.evaluate(fold[1]), began)
 
 
-def measured_along_l2(
-    learner: LinearLearner, values: Sequence[float], fold: Fold, number: int
-) -> Iterator[tuple[float, dict[str, float]]]:
-    """(l2, scores) of a new linear learner for each value of ``l2``, each fit going on from the one before."""
+def measure_along_l2(
+    learner: LinearLearner,
+    values: Sequence[float],
+    fold: Fold,
+    number: int,
+    put: Callable[[float, dict[str, float]], None],
+) -> None:
+    """Call ``put`` with (l2, scores) of a new linear learner for each ``l2``, each fit going on from the one before."""
     with _named_fold(learner, number):
         began = own_clock()
         for l2, train, test in clone(learner).along_l2(fold[0], values, fold[1]):
-            yield l2, _scores(train, test, began)
+            put(l2, _scores(train, test, began))
             began = own_clock()
 
 
 def _scores(train: Mapping[str, float], test: Mapping[str, float], began: float) -> dict[str, float]:
     scores = {f"train_{name}": value for name, value in train.items()}
-    scores |= {f"test_{name}": value for name, value in test.items()}
+    scores |= {f"{TEST}{name}": value for name, value in test.items()}
     return scores | {"seconds": own_clock() - began}
+
+
+def of_test(scores: Mapping[str, float]) -> dict[str, float]:
+    """The metrics on the fold that was held out, by their own names."""
+    return {name.removeprefix(TEST): value for name, value in scores.items() if name.startswith(TEST)}
 
 
 @contextmanager
 def _named_fold(learner: Learner, number: int) -> Iterator[None]:
-    """Say in an error which fold it was."""
+    """One run for each fold, whose events say which it is; errors too."""
     try:
-        yield
+        with one_run(f"fold {number}"):
+            yield
     except LearnError as error:
         hint = "; stratified=True deals every class to all folds" if learner.learns_classes else ""
         raise LearnError(f"fold {number}: {error}{hint}") from error

@@ -36,6 +36,7 @@ from tablepuppet.prep.encode.alike import AlikeRows
 from tablepuppet.prep.encode.encode import apply_encoding
 from tablepuppet.relation import Relation
 from tablepuppet.runs.events import one_run
+from tablepuppet.runs.figures import setting_text
 from tablepuppet.runs.table_view import NamedNumbers, Records
 
 MOMENTUM, FASTEST = 0.9, 0.3  # of sgd; of a Newton step: a row far from all others is in one batch of an epoch
@@ -130,7 +131,7 @@ class LinearLearner(SolverLearner):
             for l2 in values:
                 self.l2, self.converged_, self.history_ = l2, False, Records()
                 model.penalise(l2)
-                with one_run():
+                with one_run(f"l2 = {setting_text(l2)}"):
                     watch = Watch(self, opened.relation, loss, None, opened.prepared)
                     with one_thread():
                         intercept, self.converged_ = descent.run(

@@ -22,7 +22,7 @@ from sklearn.base import BaseEstimator, clone
 
 from tablepuppet.errors import LearnError
 from tablepuppet.learn.learners.estimator import need_relation
-from tablepuppet.learn.learners.folds import Fold, Folding, Results, measured, measured_along_l2, need_learner
+from tablepuppet.learn.learners.folds import Fold, Folding, Results, measure_along_l2, measured, need_learner, of_test
 from tablepuppet.learn.learners.learner import Learner
 from tablepuppet.learn.learners.linear import LinearLearner
 from tablepuppet.learn.learners.not_fitted import NotFittedError
@@ -43,6 +43,7 @@ from tablepuppet.learn.settings import check_whole
 from tablepuppet.learn.solve.allowance import counts_replies
 from tablepuppet.relation import Relation
 from tablepuppet.runs.events import one_run
+from tablepuppet.runs.figures import metric_name, metrics_line, setting_text
 from tablepuppet.spelling import class_checked, did_you_mean, names_checked
 from tablepuppet.wire.in_step import in_step
 
@@ -101,8 +102,15 @@ class Search(BaseEstimator):  # type: ignore[misc]
         folding = Folding(relation, self.folds, self.seed, groups=self.groups, stratified=self.stratified)
         rungs = self._rungs(len(candidates), folding.rows)
         fits = sum(rung.candidates for rung in rungs) * self.folds
-        what = f"{type(self.learner).__name__}: trying {len(candidates)} settings on {self.folds} folds"
-        scores.report = relation.events.progress("search", what, fits)
+        learner = type(self.learner).__name__
+        what = f"{learner}: trying {len(candidates)} settings on {self.folds} folds"
+        done = relation.events.progress("search", what, fits)
+
+        def report(number: int, place: int, fold: int, found: Mapping[str, float]) -> None:
+            text = f"{self._named(candidates[place])}, fold {fold}: {self._score(of_test(found))}"
+            done(number, text, candidate=place, fold=fold)
+
+        scores.report = report
         left, rows = list(range(len(candidates))), dict[int, Settings]()
         for rung in rungs:
             left = left[: rung.candidates]
@@ -113,7 +121,10 @@ class Search(BaseEstimator):  # type: ignore[misc]
             rows = {place: found[place] for place in left} | before
         best = left[0]
         self.best_params_, self.best_score_ = candidates[best], float(rows[best][f"mean_test_{self.metric_}"])
-        self.results_ = Results(f"{len(rows)} settings by {self.metric_}", list(rows.values()))
+        self.results_ = Results(f"{len(rows)} settings by {metric_name(self.metric_)}", list(rows.values()))
+        score = self._score({self.metric_: self.best_score_})
+        message = f"{learner}: the best of {len(rows)} settings is {self._named(self.best_params_)}: {score} on folds"
+        relation.events.emit("info", "searched", message, best=plain(self.best_params_), score=self.best_score_)
         best_rows = prepared(relation, pipeline_of(self.best_params_, relation.prep))
         self.best_model_ = self._with(self.best_params_).fit(best_rows)
         return self
@@ -190,14 +201,19 @@ class Search(BaseEstimator):  # type: ignore[misc]
             return
         learner: Any = self._with(new[0][1])
         if len(new) == 1:
-            scores.put(new[0][0], share, number, measured(learner, fold, number))
+            with one_run(self._named(new[0][1])):
+                found = measured(learner, fold, number)
+            scores.put(new[0][0], share, number, found)
             return
         by_l2: dict[float, list[int]] = {}  # a value may be listed twice
         for place, settings in new:
             by_l2.setdefault(settings["l2"], []).append(place)
-        for l2, found in measured_along_l2(learner, sorted(by_l2, reverse=True), fold, number):
+
+        def put(l2: float, found: dict[str, float]) -> None:
             for place in by_l2[l2]:
                 scores.put(place, share, number, found)
+
+        measure_along_l2(learner, sorted(by_l2, reverse=True), fold, number, put)
 
     def _together(self, candidates: Sequence[Settings], places: Sequence[int]) -> Iterator[list[int]]:
         """Candidates that are fitted one from another: linear models that differ in ``l2`` only; others alone."""
@@ -226,6 +242,20 @@ class Search(BaseEstimator):  # type: ignore[misc]
                 row[f"std_{name}"] = float(values.std())
         return row
 
+    def _metric(self, measures: Sequence[str]) -> str:
+        """What candidates are compared by."""
+        usual = "accuracy" if "accuracy" in measures else "r2"
+        return self.metric or (usual if usual in measures else measures[0])
+
+    def _score(self, measured: Mapping[str, float]) -> str:
+        """What candidates are compared by, for people."""
+        name = self._metric(list(measured))
+        return metrics_line({name: measured[name]})
+
+    def _named(self, settings: Settings) -> str:
+        """A candidate, for people."""
+        return ", ".join(f"{name} = {setting_text(value)}" for name, value in self._shown(settings).items())
+
     def _shown(self, settings: Settings) -> Settings:
         listed = self._given.get(PREP, ())
         return for_people(settings, listed if _is_list(listed) else ())
@@ -233,9 +263,7 @@ class Search(BaseEstimator):  # type: ignore[misc]
     def _ordered(self, rows: Mapping[int, Settings]) -> list[int]:
         """Candidates, the best first, of equal ones the first; sets ``metric_``."""
         some = next(iter(rows.values()))
-        measures = [name.removeprefix("mean_test_") for name in some if name.startswith("mean_test_")]
-        usual = "accuracy" if "accuracy" in measures else "r2"
-        metric = self.metric or (usual if usual in measures else measures[0])
+        metric = self._metric([name.removeprefix("mean_test_") for name in some if name.startswith("mean_test_")])
         self.metric_, sign = metric, 1.0 if metric in LOWER_IS_BETTER else -1.0
         places = sorted(rows)
         scores = np.array([sign * rows[place][f"mean_test_{metric}"] for place in places])

@@ -20,14 +20,14 @@ FitKey = tuple[int, float, int]  # candidate, share of rows, fold
 class SearchScores:
     """Scores by candidate, share of rows and fold; LearnError if the folder has those of another search.
 
-    ``report`` is called with the number of scores after each new one.
+    ``report`` is called after each new score with their number, the candidate, the fold and the score.
     """
 
     def __init__(self, folder: Path | None, described: Callable[[], Mapping[str, Any]]):
         self._file = None if folder is None else folder / FILE
         self._described = {} if folder is None else json.loads(json.dumps(described(), default=str))
         self._found: dict[FitKey, dict[str, float]] = {}
-        self.report: Callable[[int], None] = lambda done: None
+        self.report: Callable[[int, int, int, Mapping[str, float]], None] = lambda *_: None
         if self._file is not None and self._file.exists():
             self._found = self._read(self._file)
 
@@ -66,7 +66,7 @@ class SearchScores:
                 raise LearnError(
                     f"the folder {str(self._file.parent)!r} cannot be written ({error.strerror}); name another one"
                 ) from error
-        self.report(len(self._found))
+        self.report(len(self._found), place, fold, scores)
 
     def of(self, place: int, share: float) -> list[dict[str, float]]:
         """Of one candidate, fold by fold."""
