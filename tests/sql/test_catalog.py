@@ -114,14 +114,16 @@ def test_to_arrow_has_a_row_per_column_of_each_shard() -> None:
 
 
 def test_text_and_html_show_every_table() -> None:
-    """A terminal and a notebook show tables, parties, rows and columns; the same columns are not repeated."""
-    catalog = Catalog([Shard("east", "cards", {"id": "INTEGER"}, 3000), Shard("west", "cards", {"id": "INTEGER"}, 4)])
+    """A terminal and a notebook show tables, parties, rows, and columns by type; the same are not repeated."""
+    columns = {"id": "INTEGER", "name": "VARCHAR", "year": "INTEGER"}
+    catalog = Catalog([Shard("east", "cards", columns, 3000), Shard("west", "cards", columns, 4)])
     text = str(catalog)
     assert repr(catalog) == text
     assert [line.split("│")[1:-1] for line in text.splitlines() if "│" in line] == [
-        [" cards ", " east  ", " 3,000 ", " id INTEGER "],
-        ["       ", " west  ", "     4 ", " the same   "],
+        [" cards ", " east  ", " 3,000 ", " INTEGER ", " id, year "],
+        ["       ", "       ", "       ", " VARCHAR ", " name     "],
+        ["       ", " west  ", "     4 ", "         ", " the same "],
     ]
     html = catalog._repr_html_()
-    assert html.count("<tr>") == 3
-    assert all(f">{cell}<" in html for cell in ("cards", "east", "3,000", "id INTEGER", "the same"))
+    assert html.count("<tr>") == 4
+    assert all(f">{cell}<" in html for cell in ("cards", "east", "3,000", "INTEGER", "id, year", "the same"))

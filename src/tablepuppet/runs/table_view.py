@@ -150,14 +150,15 @@ class ArrowStream(ABC):
         return self.to_arrow().__arrow_c_stream__(requested_schema)
 
 
-class TableResult(ShownAsTable, ArrowStream):
-    """A result that prints as a table, and that other libraries take as one.
-
-    It yields a dict for each row of `to_arrow`, which is what `pd.DataFrame(it)` reads.
-    """
+class ArrowRows(ArrowStream):
+    """The same, which also yields a dict for each row of `to_arrow`: that is what `pd.DataFrame(it)` reads."""
 
     def __iter__(self) -> Iterator[Any]:
         return iter(self.to_arrow().to_pylist())
+
+
+class TableResult(ShownAsTable, ArrowRows):
+    """A result that prints as a table, and that other libraries take as one."""
 
 
 class Records(list[dict[str, Any]], ArrowStream):

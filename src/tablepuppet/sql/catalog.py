@@ -15,7 +15,8 @@ import pyarrow as pa
 
 from tablepuppet.errors import CatalogError
 from tablepuppet.privacy.funds import Funds
-from tablepuppet.runs.table_view import Align, TableResult, TableView, shown
+from tablepuppet.runs.figures import shown
+from tablepuppet.runs.table_view import Align, TableResult, TableView
 from tablepuppet.spelling import did_you_mean
 from tablepuppet.sql.expression import columns_of, is_column
 from tablepuppet.sql.types import widest
@@ -145,19 +146,32 @@ class Catalog(TableResult):
         return pa.Table.from_pylist(rows, schema=pa.schema([*text, ("rows", pa.int64())]))
 
     def table_view(self) -> TableView:
-        """One row per shard, for people; with what is left of privacy budgets, if there are such."""
+        """Columns by type of each shard, for people; with what is left of privacy budgets, if there are such."""
         rows = []
         has_budgets = any(shard.funds for shards in self._shards.values() for shard in shards)
         for shards in self._shards.values():
             for index, shard in enumerate(shards):
-                columns = ", ".join(f"{name} {type_name}" for name, type_name in shard.columns.items())
-                same = index > 0 and shard.columns == shards[0].columns
-                name = "" if index else shard.name
                 left = [min((f"{each.left:.4g}" for each in shard.funds), key=float, default="")] if has_budgets else []
-                rows.append([name, shard.party, shown(shard.rows), *left, "the same" if same else columns])
+                begin = ["" if index else shard.name, shard.party, shown(shard.rows), *left]
+                is_same = index > 0 and shard.columns == shards[0].columns
+                for type_name, names in [("", ["the same"])] if is_same else _by_type(shard.columns).items():
+                    rows.append([*begin, type_name, ", ".join(names)])
+                    begin = [""] * len(begin)
         sides: dict[str, Align] = {"table": "left", "party": "left", "rows": "right"}
         sides |= {"epsilon left": "right"} if has_budgets else {}
-        return TableView("Catalog", sides | {"columns": "left"}, rows)
+        return TableView("Catalog", sides | {"type": "left", "columns": "left"}, rows)
+
+
+def _by_type(columns: Mapping[str, str]) -> dict[str, list[str]]:
+    """Names of columns by their types.
+
+    >>> _by_type({"id": "BIGINT", "name": "VARCHAR", "year": "BIGINT"})
+    {'BIGINT': ['id', 'year'], 'VARCHAR': ['name']}
+    """
+    found: dict[str, list[str]] = {}
+    for name, type_name in columns.items():
+        found.setdefault(type_name, []).append(name)
+    return found
 
 
 def _spelled(column: str, shards: list[Shard]) -> str:

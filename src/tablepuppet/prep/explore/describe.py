@@ -18,7 +18,8 @@ from tablepuppet.prep.columns.statistics import CategoryStatistics, CategorySumm
 from tablepuppet.prep.explore.distribution import Distributions
 from tablepuppet.prep.explore.quantiles import quantiles_of
 from tablepuppet.runs.events import Events
-from tablepuppet.runs.table_view import Align, TableResult, TableView, arrow_table, shown
+from tablepuppet.runs.figures import number, shown
+from tablepuppet.runs.table_view import Align, ArrowRows, ShownAsTables, TableView, arrow_table
 from tablepuppet.sql.query import OutputColumn
 from tablepuppet.sql.types import KEY_LIKE, NUMERIC, Family, family
 
@@ -48,8 +49,14 @@ _SCHEMA = pa.schema(
 )
 
 
-class Description(TableResult):
-    """Statistics per column over joined rows: a readable table, and Arrow by `to_arrow`."""
+_SHOWN = {
+    "numbers": ("column", "table", "missing", "mean", "std", "min", *_QUARTILES, "max", "skew", "kurtosis", "distinct"),
+    "categories": ("column", "table", "missing", "distinct", "top", "top_share"),
+}  # to people: as many as are needed to read a column
+
+
+class Description(ShownAsTables, ArrowRows):
+    """Statistics per column over joined rows: readable tables, and Arrow by `to_arrow`."""
 
     def __init__(self, rows: list[dict[str, Any]], not_finite: Sequence[str] = ()):
         self._table, self._not_finite = arrow_table(rows, _SCHEMA), not_finite
@@ -67,16 +74,24 @@ class Description(TableResult):
         row = next(row for row in self._table.to_pylist() if row["column"] == column)
         return {name: shown(value) for name, value in _for_people(row).items()}
 
-    def table_view(self) -> TableView:
-        """One row per column, for people."""
-        fields = [field for field in _SCHEMA if field.name not in _DATES.values()]
-        sides: dict[str, Align] = {
-            field.name.replace("_", " "): "left" if pa.types.is_string(field.type) else "right" for field in fields
-        }
-        rows = [[shown(value) for value in _for_people(row).values()] for row in self._table.to_pylist()]
+    def table_views(self) -> list[TableView]:
+        """Numbers, then categories, for people: one row per column."""
         odd = ", ".join(self._not_finite)
         remark = f" (NaN or infinite values, and so without mean and other numbers: {odd}; filter them in WHERE)"
-        return TableView(f"Joined rows{remark if odd else ''}", sides, rows)
+        kinds = {"numbers": list[dict[str, Any]](), "categories": list[dict[str, Any]]()}
+        for row in self._table.to_pylist():
+            is_number = family(row["type"]) in NUMERIC and row["top_share"] is None
+            kinds["numbers" if is_number else "categories"].append(_for_people(row))
+        views = []
+        for kind, rows in kinds.items():
+            sides: dict[str, Align] = {
+                name.replace("_", " "): "left" if name in ("column", "table", "top") else "right"
+                for name in _SHOWN[kind]
+            }
+            title = f"Joined rows: {kind}{remark if odd and kind == 'numbers' else ''}"
+            cells = [[shown(row[name]) for name in _SHOWN[kind]] for row in rows]
+            views += [TableView(title, sides, cells)] if rows else []
+        return views
 
 
 def _for_people(row: dict[str, Any]) -> dict[str, Any]:
@@ -85,7 +100,7 @@ def _for_people(row: dict[str, Any]) -> dict[str, Any]:
     kind = family(row["type"])
     if kind in DATES:
         row |= {name: shown_date(value, kind) for name, value in dates.items() if value is not None}
-        row["std"] = None if row["std"] is None else f"{row['std']:,.4g} days"
+        row["std"] = None if row["std"] is None else f"{number(row['std'])} days"
     return row
 
 
