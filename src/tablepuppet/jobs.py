@@ -27,6 +27,7 @@ from tablepuppet.learn.learners.search_prep import PREP, plain
 from tablepuppet.learn.private.budget_check import check_budget, funds_of
 from tablepuppet.learn.private.planned_releases import Planning
 from tablepuppet.learn.settings import SettingError
+from tablepuppet.operators.ids import find_fields
 from tablepuppet.party.request import Request
 from tablepuppet.party.settings_file import read_settings
 from tablepuppet.prep.pipelines.pipeline import DEFAULT, Pipeline
@@ -238,10 +239,18 @@ class Run:
         folder.check_finished()
         return cls(read_job(path / "job.toml"), folder, folder.base(path), reader)
 
-    def relation(self, sql: str | None = None, learner: Learner | None = None, *, needs_label: bool = True) -> Relation:
+    def relation(
+        self,
+        sql: str | None = None,
+        learner: Learner | None = None,
+        *,
+        needs_label: bool = True,
+        ids: Sequence[str] | None = None,
+    ) -> Relation:
         """The job's relation, or another with the same features; LearnError if it has no label where one is needed.
 
-        A ``learner`` that does not promise what a party demands is refused before a party reads.
+        A ``learner`` that does not promise what a party demands, and ``ids`` that no table has, are refused before a
+        party reads.
         """
         job = self.job
         planned = job.plan(self.federation, sql)
@@ -249,6 +258,8 @@ class Run:
             raise LearnError(
                 f"the query does not select the label {job.label!r}, which evaluate needs; predict does not"
             )
+        if ids:
+            find_fields(planned.plan, ids)
         if learner is not None:
             job.check(learner, planned.plan)
         return self.federation.open(planned)
@@ -311,12 +322,13 @@ class Run:
             learner.fit(sides.train, sides.validation)
         else:
             search = self.job.search.of(learner).fit(sides.train)
-            learner, results = search.best_model_, list(search.results_)
+            learner = search.best_model_
             searched = {"best": plain(search.best_params_), "score": search.best_score_, "metric": search.metric_}
+            searched["results"] = list(search.results_)
         metrics = {name: learner.evaluate(side) for name, side in sides.named().items()}
         written: dict[str, Any] = {"history.json": learner.history_, "metrics.json": metrics}
         if searched:
-            written["search.json"] = {**searched, "results": results}
+            written["search.json"] = searched
         self._folder.write(written, learner.save)
         return {"metrics": metrics} | ({"search": searched} if searched else {}) | _ending(learner)
 
@@ -343,7 +355,7 @@ class Run:
 
     def predict(self, sql: str | None, ids: list[str] | None = None) -> pa.Table:
         """Predictions for every joined row, beside columns to know it by, else beside where it comes from."""
-        relation, model = self.relation(sql, needs_label=False), self.model()
+        relation, model = self.relation(sql, needs_label=False, ids=ids), self.model()
         if ids:
             return model.predict(relation, ids=ids).to_arrow()
         return model.predictions(relation).table(self._places(relation)).to_arrow()

@@ -70,8 +70,6 @@ def _notes(error: BaseException | None) -> list[str]:
 
 
 def _say(text: str) -> None:
-    from rich.console import Console  # loaded by the command, unless it was stopped while it loaded
+    from tablepuppet.cli.output import complain  # loaded by the command, unless it was stopped while it loaded
 
-    from tablepuppet.errors import without_controls
-
-    Console(stderr=True).print(without_controls(text), style="red", markup=False, highlight=False, soft_wrap=True)
+    complain(text, "red")

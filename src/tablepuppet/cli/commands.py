@@ -5,31 +5,30 @@ Results go to stdout, progress and errors to stderr. `cli.main` runs them.
 
 from __future__ import annotations
 
-import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from tablepuppet import __version__
+from tablepuppet.cli.app import LEARN, LOOK, OPERATE, App
 from tablepuppet.cli.keys import certs, keys
 from tablepuppet.cli.noise_options import BoundsOption, DeltaOption, EpsilonOption, TimesOption, noise_of
 from tablepuppet.cli.output import JsonOption, Screen, check_output, print_json, print_table, write_output
 from tablepuppet.cli.party import party
 from tablepuppet.cli.privacy import privacy
 from tablepuppet.errors import ConfigError
-from tablepuppet.federation import Federation
-from tablepuppet.relation import Relation
-from tablepuppet.runs.progress import ProgressReader
+from tablepuppet.runs.figures import metric_name, metrics_line, seconds
 
-if TYPE_CHECKING:
+if TYPE_CHECKING:  # databases and scikit-learn take a second each to load: a command loads what it needs
+    from tablepuppet.federation import Federation
     from tablepuppet.jobs import Run
+    from tablepuppet.learn.learners.folds import Results
+    from tablepuppet.relation import Relation
+    from tablepuppet.runs.progress import ProgressReader
 
-app = typer.Typer(
-    no_args_is_help=True,
-    add_completion=False,
-    pretty_exceptions_enable=False,
-)
+BEST = 5  # candidates of a search that are shown
+app = App(add_completion=False, pretty_exceptions_enable=False)
 
 
 def _print_version(asked: bool) -> None:
@@ -47,10 +46,10 @@ def common(
     """Machine learning over SQL joins and unions of tables that stay in their owners' databases."""
 
 
-app.add_typer(certs, name="certs")
-app.add_typer(keys, name="keys")
-app.add_typer(party, name="party")
-app.add_typer(privacy, name="privacy")
+app.add_typer(privacy, name="privacy", rich_help_panel=LEARN)
+app.add_typer(party, name="party", rich_help_panel=OPERATE)
+app.add_typer(certs, name="certs", rich_help_panel=OPERATE)
+app.add_typer(keys, name="keys", rich_help_panel=OPERATE)
 
 FederationArgument = Annotated[
     Path, typer.Argument(help="The federation file (TOML): names of parties and their database URLs.")
@@ -63,30 +62,33 @@ CategoricalOption = Annotated[
 DropOption = Annotated[list[str] | None, typer.Option(help="A selected column to leave out; may repeat.")]
 
 
-@app.command()
+@app.command(rich_help_panel=LOOK)
 def demo(
     folder: Annotated[Path, typer.Option(help="Where the demonstration keeps its databases.")] = Path(
         "tablepuppet-demo"
     ),
     parties: Annotated[bool, typer.Option("--parties", help="Every owner is a process, called by mutual TLS.")] = False,
+    verbose: Annotated[
+        bool, typer.Option("--verbose", help="Print all columns, the whole plan and all statistics.")
+    ] = False,
     as_json: JsonOption = False,
 ) -> None:
     """Show all steps on real data: flights, aircraft and weather in four databases of four owners."""
     from tablepuppet.demo import run_demo  # its data is an extra: the other commands do without
 
     with Screen() as screen:
-        run_demo(folder, screen, as_json=as_json, parties=parties)
+        run_demo(folder, screen, as_json=as_json, parties=parties, verbose=verbose)
 
 
-@app.command()
+@app.command(rich_help_panel=LOOK)
 def catalog(federation: FederationArgument, as_json: JsonOption = False) -> None:
     """List the tables of a federation: shards, columns, types, row counts."""
     with Screen() as screen:
-        found = Federation.load(federation, callbacks=[screen.reader]).catalog()
+        found = _federation(federation, screen.reader).catalog()
         screen.json(found.to_arrow().to_pylist()) if as_json else screen.print(found)
 
 
-@app.command()
+@app.command(rich_help_panel=LOOK)
 def explain(
     federation: FederationArgument,
     sql: SqlArgument,
@@ -102,7 +104,7 @@ def explain(
         screen.json(_summary(relation) | {"plan": text}) if as_json else screen.text(text)
 
 
-@app.command()
+@app.command(rich_help_panel=LOOK)
 def describe(
     federation: FederationArgument,
     sql: SqlArgument,
@@ -123,7 +125,7 @@ def describe(
         screen.json(found.to_arrow().to_pylist()) if as_json else screen.print(found)
 
 
-@app.command()
+@app.command(rich_help_panel=LOOK)
 def profile(
     federation: FederationArgument,
     sql: SqlArgument,
@@ -156,7 +158,7 @@ RunArgument = Annotated[Path, typer.Argument(help="The run folder that `train` w
 OtherSql = Annotated[str | None, typer.Option("--sql", help="Another query with the same columns, or a .sql file.")]
 
 
-@app.command()
+@app.command(rich_help_panel=LEARN)
 def train(
     job: JobArgument,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the run that is in the run folder.")] = False,
@@ -168,7 +170,7 @@ def train(
         _print_result(screen, run.train() | {"run": str(run.folder)}, as_json)
 
 
-@app.command()
+@app.command(rich_help_panel=LEARN)
 def resume(run: RunArgument, as_json: JsonOption = False) -> None:
     """Continue a run that was stopped or interrupted. Parties elsewhere are not asked again for earlier answers."""
     with Screen() as screen:
@@ -188,13 +190,22 @@ def _print_result(screen: Screen, result: dict[str, Any], as_json: bool) -> None
         screen.json(result)
         return
     if "search" in result:
-        best = ", ".join(f"{name} = {value}" for name, value in result["search"]["best"].items())
-        screen.text(f"best settings: {best} ({result['search']['metric']} {result['search']['score']:.4g} on folds)")
+        screen.print(_best(result["search"]["results"], result["search"]["metric"]))
     _print_metrics(screen, result["metrics"])
     screen.text(f"{_ending(result)}; run folder: {result['run']}")
 
 
-@app.command()
+def _best(rows: list[dict[str, Any]], metric: str) -> Results:
+    """The best candidates of a search: their settings, metrics on the folds held out, and seconds."""
+    from tablepuppet.learn.learners.folds import Results
+
+    left_out = [name for name in rows[0] if name.startswith(("mean_train_", "std_")) and name != f"std_test_{metric}"]
+    shown = [{name: row[name] for name in row if name not in left_out} for row in rows[:BEST]]
+    how = f"The best {len(shown)} of {len(rows)} settings" if len(shown) < len(rows) else f"{len(rows)} settings"
+    return Results(f"{how}, by {metric_name(metric)}", shown)
+
+
+@app.command(rich_help_panel=LEARN)
 def bench(job: JobArgument, as_json: JsonOption = False) -> None:
     """Train the learner of a job file and print what it cost, here and over slow networks. Writes nothing."""
     with Screen() as screen:
@@ -202,13 +213,13 @@ def bench(job: JobArgument, as_json: JsonOption = False) -> None:
         if as_json:
             screen.json(result)
             return
-        screen.text(f"{_ending(result)}, {result['seconds']:.3g} s")
+        screen.text(f"{_ending(result)}, {seconds(result['seconds'])}")
         screen.text(f"{result['trips']} trips, {result['bytes']:,} bytes")
-        for line, seconds in result["communication_seconds"].items():
-            screen.text(f"communication {line}: {seconds:.3g} s")
+        for line, duration in result["communication_seconds"].items():
+            screen.text(f"communication {line}: {seconds(duration)}")
 
 
-@app.command()
+@app.command(rich_help_panel=LEARN)
 def evaluate(
     run: RunArgument,
     sql: OtherSql = None,
@@ -224,7 +235,7 @@ def evaluate(
         screen.json(metrics) if as_json else _print_metrics(screen, {name: metrics})
 
 
-@app.command()
+@app.command(rich_help_panel=LEARN)
 def predict(
     run: RunArgument,
     output: Annotated[
@@ -303,8 +314,7 @@ def _ending(result: dict[str, Any]) -> str:
 
 def _print_metrics(screen: Screen, metrics: dict[str, dict[str, float]]) -> None:
     for side, values in metrics.items():
-        figures = (f"{name} {'not known' if math.isnan(value) else f'{value:.6g}'}" for name, value in values.items())
-        screen.text(f"{side}: {', '.join(figures)}")
+        screen.text(f"{side}: {metrics_line(values)}")
 
 
 def _text(sql: str) -> str:
@@ -317,6 +327,12 @@ def _text(sql: str) -> str:
         raise ConfigError(f"cannot read SQL file {sql!r}: {error.strerror}") from error
 
 
+def _federation(file: Path, reader: ProgressReader) -> Federation:
+    from tablepuppet.federation import Federation
+
+    return Federation.load(file, callbacks=[reader])
+
+
 def _relation(
     federation: Path,
     sql: str,
@@ -325,7 +341,7 @@ def _relation(
     drop: list[str] | None,
     reader: ProgressReader,
 ) -> Relation:
-    loaded = Federation.load(federation, callbacks=[reader])
+    loaded = _federation(federation, reader)
     return loaded.sql(_text(sql), label, categorical=categorical or (), drop=drop or ())
 
 

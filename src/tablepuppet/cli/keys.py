@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from tablepuppet.cli.app import App
 from tablepuppet.cli.output import JsonOption, print_json
-from tablepuppet.party.blinding_key import new_blinding_key
-from tablepuppet.privacy.certificates import CertificateFiles, issue, new_authority
 
-certs = typer.Typer(help="Make a small authority and certificates for trials.", no_args_is_help=True)
-keys = typer.Typer(help="Make the key that parties share to blind what they join.", no_args_is_help=True)
+if TYPE_CHECKING:
+    from tablepuppet.privacy.certificates import CertificateFiles
+
+certs = App(help="Make a small authority and certificates for trials.")
+keys = App(help="Make the key that parties share to blind what they join.")
 
 FolderOption = Annotated[Path, typer.Option(help="The folder of the authority and its certificates.")]
 
@@ -20,6 +22,8 @@ FolderOption = Annotated[Path, typer.Option(help="The folder of the authority an
 @certs.command("init")
 def init(folder: FolderOption = Path("certs"), as_json: JsonOption = False) -> None:
     """Make an authority: ca.crt, to give to everybody, and ca.key, to give to nobody."""
+    from tablepuppet.privacy.certificates import new_authority
+
     _print_files(new_authority(folder), as_json)
 
 
@@ -35,6 +39,8 @@ def issue_certificate(
     as_json: JsonOption = False,
 ) -> None:
     """Make NAME.crt and NAME.key, for both ends of a TLS connection."""
+    from tablepuppet.privacy.certificates import issue
+
     _print_files(issue(folder, name, host or (), days), as_json)
 
 
@@ -43,6 +49,8 @@ def new(
     path: Annotated[Path, typer.Argument(help="The file to make; it must not exist.")], as_json: JsonOption = False
 ) -> None:
     """Make a blinding key: every party gets this file, the analyst does not."""
+    from tablepuppet.party.blinding_key import new_blinding_key
+
     new_blinding_key(path)
     print_json({"key": str(path)}) if as_json else typer.echo(f"blinding key: {path}")
 

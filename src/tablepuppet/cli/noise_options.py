@@ -8,7 +8,6 @@ from typing import Annotated, Any
 import typer
 
 from tablepuppet.errors import LearnError
-from tablepuppet.privacy.settings import Privacy
 
 EpsilonOption = Annotated[
     float | None, typer.Option(help="Add noise, and promise this epsilon for the features of a row.")
@@ -38,6 +37,8 @@ def noise_of(
         if bounds or max_times is not None or delta is not None:
             raise LearnError("--delta, --bounds and --max-times are for noise: give --epsilon too, such as --epsilon 1")
         return {}
+    from tablepuppet.privacy.settings import Privacy  # loaded by commands that need it: `--help` is at once
+
     privacy = Privacy(feature_epsilon=epsilon, delta=1e-5 if delta is None else delta)
     return {"privacy": privacy, "bounds": dict(map(_pair, bounds or ())), "max_times": max_times}
 

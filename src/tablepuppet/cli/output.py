@@ -12,16 +12,15 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
-import pyarrow as pa
-import pyarrow.csv as pa_csv
-import pyarrow.parquet as pa_parquet
 import typer
-from rich.console import Console
 
 from tablepuppet.errors import ConfigError, without_controls
-from tablepuppet.runs.progress import ProgressReader
+
+if TYPE_CHECKING:  # loaded when a command prints: `--version` needs none of it
+    import pyarrow as pa
+    from rich.console import Console
 
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON for programs instead of text for people.")]
 PIPED_WIDTH = 120
@@ -34,6 +33,8 @@ class Screen:
     """
 
     def __init__(self) -> None:
+        from tablepuppet.runs.progress import ProgressReader
+
         self._results = results_console()
         self.reader = ProgressReader(self._results if _is_one_terminal() else None)
 
@@ -48,10 +49,15 @@ class Screen:
         self.reader.rest()
         self._results.print(what, markup=False)
 
-    def text(self, line: str) -> None:
-        """Print text in lines as long as they are, without controls of a terminal: parties write some of the names."""
+    def text(self, text: str) -> None:
+        """Print sentences, without controls of a terminal: parties write some of the names."""
         self.reader.rest()
-        typer.echo(without_controls(line))
+        print_text(text)
+
+    def command(self, line: str) -> None:
+        """Print a command, in one line however long: it may be copied."""
+        self.reader.rest()
+        typer.echo(f"  {line}")
 
     def json(self, value: Any) -> None:
         """Print a result for programs."""
@@ -61,12 +67,28 @@ class Screen:
 
 def results_console() -> Console:
     """Standard output: as wide as the terminal; of one width where it is none."""
+    from rich.console import Console
+
     return Console(width=None if sys.stdout.isatty() else PIPED_WIDTH, highlight=False)
 
 
+def print_text(text: str) -> None:
+    """Print sentences on standard output: on a terminal in lines that fit, elsewhere as they are."""
+    from tablepuppet.runs.fitted_text import fitted
+
+    text = without_controls(text)
+    typer.echo(fitted(text, results_console().width) if sys.stdout.isatty() else text)
+
+
 def complain(text: str, style: str) -> None:
-    """Print a warning or an error, in one line, on standard error."""
-    Console(stderr=True, highlight=False, soft_wrap=True).print(text, style=style, markup=False)
+    """Print a warning or an error on standard error: on a terminal in lines that fit, elsewhere as it is."""
+    from rich.console import Console
+
+    from tablepuppet.runs.fitted_text import fitted
+
+    console, text = Console(stderr=True, highlight=False), without_controls(text)
+    text = fitted(text, console.width) if console.is_terminal else text
+    console.print(text, style=style, markup=False, soft_wrap=True)
 
 
 def _is_one_terminal() -> bool:
@@ -90,6 +112,9 @@ def check_output(output: Path) -> None:
 def write_output(table: pa.Table, output: Path) -> None:
     """Write a table whole or not at all."""
     with _write_errors(output), tempfile.TemporaryDirectory(dir=output.parent, prefix=".new-") as folder:
+        from pyarrow import csv as pa_csv
+        from pyarrow import parquet as pa_parquet
+
         draft = Path(folder) / output.name
         (pa_parquet.write_table if output.suffix == ".parquet" else pa_csv.write_csv)(table, draft)
         draft.replace(output)
@@ -97,6 +122,9 @@ def write_output(table: pa.Table, output: Path) -> None:
 
 def print_table(table: pa.Table) -> None:
     """Print a table as CSV: as it is for a program, without controls of a terminal on one."""
+    import pyarrow as pa
+    from pyarrow import csv as pa_csv
+
     if not sys.stdout.isatty():
         pa_csv.write_csv(table, sys.stdout.buffer)
         return

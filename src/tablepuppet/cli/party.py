@@ -6,22 +6,24 @@ import json
 import logging
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
-import msgspec
 import typer
-from rich.console import Console
 
-from tablepuppet.cli.output import JsonOption, complain, print_json, results_console
-from tablepuppet.party.category_report import category_names
-from tablepuppet.party.config import PartyFile
-from tablepuppet.party.ledger import Budget
-from tablepuppet.party.policy import Embeddings
-from tablepuppet.party.report import PartyReport, TableReport, inspect, spent
-from tablepuppet.runs.table_view import Align, TableView
-from tablepuppet.runs.wide_table import WideTable
+from tablepuppet.cli.app import App
+from tablepuppet.cli.output import JsonOption, complain, print_json, print_text, results_console
 
-party = typer.Typer(help="Run a party beside its database, and see what it releases.", no_args_is_help=True)
+if TYPE_CHECKING:  # a command loads what it needs
+    from collections.abc import Sequence
+
+    from rich.console import Console
+
+    from tablepuppet.party.ledger import Budget
+    from tablepuppet.party.policy import Embeddings
+    from tablepuppet.party.report import ColumnReport, PartyReport, TableReport
+    from tablepuppet.runs.table_view import Align
+
+party = App(help="Run a party beside its database, and see what it releases.")
 
 FileArgument = Annotated[Path, typer.Argument(help="The party file (TOML): database, tables, columns, callers.")]
 
@@ -29,6 +31,10 @@ FileArgument = Annotated[Path, typer.Argument(help="The party file (TOML): datab
 @party.command()
 def check(file: FileArgument, as_json: JsonOption = False) -> None:
     """Check everything a party file needs, and print what the party would publish, to whom, with which releases."""
+    import msgspec
+
+    from tablepuppet.party.report import inspect
+
     found = inspect(file)
     if as_json:
         print_json(msgspec.to_builtins(found))
@@ -38,14 +44,29 @@ def check(file: FileArgument, as_json: JsonOption = False) -> None:
             complain(f"warning: {text}", "yellow")
         for text in found.problems:
             complain(f"error: {text}", "red")
+        print_text(_verdict(found))
     if found.problems:
         raise typer.Exit(1)
+
+
+def _verdict(report: PartyReport) -> str:
+    """Whether the party can start, in one line."""
+    warned = f", {_counted(len(report.warnings), 'warning')}" if report.warnings else ""
+    if report.problems:
+        return f"Verdict: the party cannot start: {_counted(len(report.problems), 'error')}{warned}."
+    tables = _counted(len(report.tables), "table")
+    return f"Verdict: the party can start, and publishes {tables} to {_counted(len(report.callers), 'caller')}{warned}."
+
+
+def _counted(number: int, noun: str) -> str:
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
 
 
 @party.command()
 def serve(file: FileArgument, as_json: JsonOption = False) -> None:
     """Serve a party until it is stopped (Ctrl-C, SIGTERM). Logs one line for each session."""
     import tablepuppet.learn.party_ops  # noqa: F401 - registers the learners' ops
+    from tablepuppet.party.config import PartyFile
     from tablepuppet.wire.serve import serve as serve_party
 
     handler = logging.StreamHandler(sys.stderr)
@@ -66,6 +87,10 @@ def serve(file: FileArgument, as_json: JsonOption = False) -> None:
 @party.command()
 def budget(file: FileArgument, as_json: JsonOption = False) -> None:
     """Print what was spent of each table's privacy budget, by everybody and by caller, and what is left."""
+    import msgspec
+
+    from tablepuppet.party.report import spent
+
     accounts = spent(file)
     if as_json:
         print_json([msgspec.to_builtins(each) | {"caller": each.caller or None} for each in accounts])
@@ -75,7 +100,14 @@ def budget(file: FileArgument, as_json: JsonOption = False) -> None:
     for each in accounts:
         bounds = ["unbounded" if value is None else f"{value:.4g}" for value in (each.budget, each.left)]
         rows.append([each.table, each.caller or "(everybody)", f"{each.spent:.4g}", *bounds, f"{each.delta:g}"])
-    results_console().print(WideTable(TableView("", sides, rows).rich()))
+    _print_table(results_console(), "", sides, rows)
+
+
+def _print_table(screen: Console, title: str, sides: dict[str, Align], rows: Sequence[Sequence[str]]) -> None:
+    from tablepuppet.runs.table_view import TableView
+    from tablepuppet.runs.wide_table import WideTable
+
+    screen.print(WideTable(TableView(title, sides, rows).rich()))
 
 
 def _sides(left: str, right: str = "", more: str = "") -> dict[str, Align]:
@@ -93,6 +125,10 @@ def names(
     as_json: JsonOption = False,
 ) -> None:
     """Print what the codes of categories mean in the models that this party stores parts of."""
+    import msgspec
+
+    from tablepuppet.party.category_report import category_names
+
     found = category_names(file, model)
     if as_json:
         print_json(msgspec.to_builtins(found))
@@ -101,31 +137,57 @@ def names(
     for each in found:
         text = "(no row has it now)" if each.name is None else each.name
         rows.append([each.caller or "(not in allow)", each.model, each.table, each.column, str(each.code), text])
-    view = TableView("", _sides("caller model table column", "code", "name"), rows)
-    results_console().print(WideTable(view.rich()))
+    _print_table(results_console(), "", _sides("caller model table column", "code", "name"), rows)
 
 
 def _show(report: PartyReport, screen: Console) -> None:
     how = "mutual TLS" if report.tls else "no TLS"
     callers = ", ".join(report.callers) or "nobody"
-    screen.print(f"party {report.party} at {report.listen} ({how}); callers: {callers}", markup=False)
+    print_text(f"party {report.party} at {report.listen} ({how}); callers: {callers}")
     if report.metrics is not None:
-        screen.print(f"metrics at {report.metrics}", markup=False)
+        print_text(f"metrics at {report.metrics}")
     for table in report.tables:
-        screen.print(_view(table))
-        secure = "; sums leave within a sum over shards only" if table.secure_sum else ""
-        rows = f"at least {table.min_rows} rows, groups of at least {table.min_group} rows"
-        chosen = "; callers may multiply it with vectors of their choice" if table.matrix else ""
-        passed = "; means of its labels may reach other parties" if table.label_means else ""
-        screen.print(f"  {rows}{secure}{chosen}{passed}", markup=False)
-        if table.keys:
-            screen.print(f"  expressions that may be joined by: {'; '.join(table.keys)}", markup=False)
-        if table.embeddings is not None:
-            screen.print(f"  {_embeddings(table.embeddings)}", markup=False)
-        screen.print(f"  privacy budget: {_budget(table.budget)}", markup=False)
-        for text in _deliveries(table):
-            screen.print(f"  {text}", markup=False)
-        screen.print()
+        print_text("")
+        common = [name for name in table.columns[0].releases if all(name in each.releases for each in table.columns)]
+        title = f"{table.name}: {table.rows:,} rows, to {', '.join(table.callers) or 'nobody'}"
+        rows = [
+            [
+                ", ".join(each.name for each in alike),
+                ", ".join(alike[0].uses),
+                alike[0].level,
+                _further(alike[0], common),
+            ]
+            for alike in _grouped(table.columns)
+        ]
+        heads = ("columns", "uses", "level", "further releases" if common else "releases")
+        _print_table(screen, title, dict.fromkeys(heads, "left"), rows)
+        for text in [*([f"every column releases {', '.join(common)}"] if common else []), *_rules(table)]:
+            print_text(f"  {text}")
+    if report.tables:
+        print_text("")
+
+
+def _grouped(columns: Sequence[ColumnReport]) -> list[list[ColumnReport]]:
+    """Columns with the same uses, level and releases, in the order of the first of each group."""
+    found: dict[tuple[object, ...], list[ColumnReport]] = {}
+    for column in columns:
+        found.setdefault((tuple(column.uses), column.level, tuple(column.releases)), []).append(column)
+    return list(found.values())
+
+
+def _further(column: ColumnReport, common: Sequence[str]) -> str:
+    return ", ".join(name for name in column.releases if name not in common)
+
+
+def _rules(table: TableReport) -> list[str]:
+    """What holds for the table as a whole."""
+    secure = "; sums leave within a sum over shards only" if table.secure_sum else ""
+    chosen = "; callers may multiply it with vectors of their choice" if table.matrix else ""
+    passed = "; means of its labels may reach other parties" if table.label_means else ""
+    found = [f"at least {table.min_rows} rows, groups of at least {table.min_group} rows{secure}{chosen}{passed}"]
+    found += [f"expressions that may be joined by: {'; '.join(table.keys)}"] if table.keys else []
+    found += [_embeddings(table.embeddings)] if table.embeddings is not None else []
+    return [*found, f"privacy budget: {_budget(table.budget)}", *_deliveries(table)]
 
 
 def _embeddings(found: Embeddings) -> str:
@@ -146,11 +208,3 @@ def _deliveries(table: TableReport) -> list[str]:
         place = f"file {table.predictions.file}" if table.predictions.file else f"table {table.predictions.table}"
         found.append(f"predictions about it go to {place}, beside {', '.join(table.predictions.keys)}")
     return found
-
-
-def _view(table: TableReport) -> WideTable:
-    title = f"{table.name}: {table.rows:,} rows, to {', '.join(table.callers) or 'nobody'}"
-    rows = [
-        [each.name, each.type, ", ".join(each.uses), each.level, ", ".join(each.releases)] for each in table.columns
-    ]
-    return WideTable(TableView(title, _sides("column type uses level releases"), rows).rich())

@@ -7,12 +7,11 @@ from typing import Annotated
 
 import typer
 
+from tablepuppet.cli.app import App
 from tablepuppet.cli.output import JsonOption, complain, print_json, results_console
 from tablepuppet.runs.wide_table import WideTable
 
-privacy = typer.Typer(
-    help="Show what privacy will cost and how much noise there will be, before a fit.", no_args_is_help=True
-)
+privacy = App(help="Show what privacy will cost and how much noise there will be, before a fit.")
 
 JobArgument = Annotated[Path, typer.Argument(help="The job file (TOML): federation, SQL, label, learner with privacy.")]
 

@@ -77,13 +77,19 @@ def find_field(plan: Plan, name: str) -> Field:
     return chosen[0]
 
 
-def joined_ids(client: Client, names: Sequence[str]) -> pa.Table:
-    """Columns by the names they are asked for, one value per joined row, in the order of joined rows."""
+def find_fields(plan: Plan, names: Sequence[str]) -> dict[str, Field]:
+    """The columns to identify rows by, as they are asked for; LearnError unless they are all there, each once."""
     if isinstance(names, str) or not all(isinstance(name, str) for name in names):
         raise LearnError("ids is a list of columns, such as ids=['o.order_id']")
-    asked = {name: find_field(client.plan, name) for name in names}
+    asked = {name: find_field(plan, name) for name in names}
     if not names or len(set(asked.values())) < len(names):
         raise LearnError("ids names at least one column, and each once")
+    return asked
+
+
+def joined_ids(client: Client, names: Sequence[str]) -> pa.Table:
+    """Columns by the names they are asked for, one value per joined row, in the order of joined rows."""
+    asked = find_fields(client.plan, names)
     by_alias: dict[str, list[str]] = {}
     for field in asked.values():
         by_alias.setdefault(field.alias, []).append(field.column)
