@@ -12,14 +12,11 @@ import sqlite3
 import tempfile
 import time
 import zipfile
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rich.panel import Panel
 from rich.syntax import Syntax
-from rich.table import Table
 from rich.text import Text
 
 from tablepuppet.baselines import Centralized
@@ -28,8 +25,12 @@ from tablepuppet.demo.parties import services
 from tablepuppet.errors import ConfigError
 from tablepuppet.federation import Federation
 from tablepuppet.learn.learners.linear import LogisticRegression
+from tablepuppet.prep.explore.describe import Description
 from tablepuppet.relation import Relation
+from tablepuppet.runs.figures import metric, metric_name
+from tablepuppet.runs.table_view import TableView, aligned
 from tablepuppet.runs.wide_table import WideTable
+from tablepuppet.sql.catalog import Catalog
 from tablepuppet.sql.quiet_duckdb import connect
 
 FEDERATION = """\
@@ -53,45 +54,87 @@ WHERE f.arr_delay IS NOT NULL
 LABEL = "late"
 
 
-def run_demo(folder: Path, screen: Screen, *, as_json: bool = False, parties: bool = False) -> None:
+STATISTICS = ("distance", "built", "seats", "temp", "late")  # of these columns without `--verbose`
+
+
+def run_demo(
+    folder: Path, screen: Screen, *, as_json: bool = False, parties: bool = False, verbose: bool = False
+) -> None:
     """Build the databases if they are missing; show catalog, query, plan, statistics; train, and compare.
 
-    Each is shown when it is known, or all as one dict for programs. The learning curve is drawn into the folder. With
-    ``parties`` every owner is a process of its own, called by mutual TLS; the databases are then pooled in this
-    process only to compare.
+    Each is shown when it is known, briefly or whole, or all as one dict for programs. The learning curve is drawn into
+    the folder. With ``parties`` every owner is a process of its own, called by mutual TLS; the databases are then
+    pooled in this process only to compare.
     """
     if not (folder / "federation.toml").exists():
         build_databases(folder)
-    show: Callable[[Any], None] = (lambda what: None) if as_json else screen.print
+    show = _Steps(None if as_json else screen, verbose)
     here = Federation.load(folder / "federation.toml", callbacks=[screen.reader])
     if not parties:
-        facts = _show(folder, here, None, show)
+        facts, results = _learn(folder, here, None, show)
     else:
         with services(folder) as running:
             federation = running.federation([screen.reader])
-            facts = _show(folder, federation, here, show)
-        show(_traffic(running.urls, federation))
-        show(f"The parties have ended. Their files, audit logs and certificates stay in {running.folder}.")
-    show(f"The learning curve is in {facts['curve']}. The databases stay in {folder}; try:")
-    screen.json(facts) if as_json else screen.text(f"  {typed('catalog', folder / 'federation.toml')}")
+            facts, results = _learn(folder, federation, here, show)
+        show.step("What crossed the wire, by mutual TLS")
+        show.print(_traffic(running.urls, federation))
+        show.text(f"The parties have ended. Their files, audit logs and certificates stay in {running.folder}.")
+    if as_json:
+        screen.json(facts)
+        return
+    show.text(f"The learning curve is in {facts['curve']}. The databases stay in {folder}; try:")
+    screen.command(typed("catalog", folder / "federation.toml"))
+    screen.text(_verdict(results))
 
 
-def _show(folder: Path, federation: Federation, here: Federation | None, show: Callable[[Any], None]) -> dict[str, Any]:
+class _Steps:
+    """Shows steps with their numbers; nothing without a screen."""
+
+    def __init__(self, screen: Screen | None, verbose: bool):
+        self._screen, self.verbose, self._number = screen, verbose, 0
+
+    def step(self, title: str) -> None:
+        """A step begins."""
+        self._number += 1
+        if self._screen is not None:
+            self._screen.text("" if self._number > 1 else "Will a flight arrive late?")
+            self._screen.print(Text(f"{self._number} {title}", style="bold"))
+
+    def print(self, what: Any) -> None:
+        """Show a table."""
+        if self._screen is not None:
+            self._screen.print(what)
+
+    def text(self, text: str) -> None:
+        """Show sentences."""
+        if self._screen is not None:
+            self._screen.text(text)
+
+
+def _learn(
+    folder: Path, federation: Federation, here: Federation | None, show: _Steps
+) -> tuple[dict[str, Any], dict[str, Result]]:
     """Learn over the relation, and show the way there; ``here`` has the same data in this process."""
     catalog = federation.catalog()
-    show(catalog)
-    show(Panel(Syntax(SQL.strip(), "sql", background_color="default", word_wrap=True), title=f"SQL, label {LABEL}"))
+    show.step("Four owners, four databases")
+    show.print(catalog if show.verbose else _overview(catalog))
+    show.step("One query over all of them")
+    show.print(Syntax(SQL.strip(), "sql", background_color="default", word_wrap=True))
     relation = federation.sql(SQL, LABEL)
     try:
         plan = relation.explain()
-        show(Panel(Text(plan), title="EXPLAIN"))
+        show.text(f"{len(relation):,} joined rows of {len(relation.columns)} features; the label is {LABEL}")
+        show.step("The plan: no table moves")
+        show.text(plan if show.verbose else plan.split("\n\n")[1])
+        show.step("Statistics of the joined rows, computed where the rows are")
         statistics = relation.describe()
-        show(statistics)
+        show.print(statistics if show.verbose else _summary(statistics, relation))
+        show.step("Learn whether a flight will be late, and compare with a pooled table")
         sides = relation.split()
         results = compare(federation, sides, sides if here is None else here.sql(SQL, LABEL).split())
     finally:
         relation._session.close()  # before its parties end
-    show(_table(results))
+    show.print(_table(results))
     curve = folder / "curve.png"
     draw_curve(results, curve)
     return {
@@ -104,7 +147,41 @@ def _show(folder: Path, federation: Federation, here: Federation | None, show: C
         "results": {name: result.facts() for name, result in results.items()},
         "traffic": federation.traffic,
         "curve": str(curve),
-    }
+    }, results
+
+
+def _overview(catalog: Catalog) -> WideTable:
+    """The tables of all owners, without their columns."""
+    rows = [
+        [name, shard.party, f"{shard.rows:,}", str(len(shard.columns))]
+        for name in catalog.names
+        for shard in catalog.table(name).shards
+    ]
+    return WideTable(TableView("", aligned(("table", "owner"), ("rows", "columns")), rows).rich())
+
+
+def _summary(statistics: Description, relation: Relation) -> WideTable:
+    """Some columns of each owner."""
+    owners = {alias: " and ".join(table.parties) for alias, table in relation.plan.tables.items()}
+    rows = []
+    for name in STATISTICS:
+        facts = statistics.facts(name)
+        rows.append([name, owners[facts["table"]], *(facts[each] for each in ("missing", "mean", "median"))])
+    return WideTable(TableView("", aligned(("column", "owner"), ("missing", "mean", "median")), rows).rich())
+
+
+def _verdict(results: dict[str, Result]) -> str:
+    """Whether both ways have come to the same, and what each has moved."""
+    federated, pooled = results["federated"], results["centralised"]
+    one, other = (metric("auc", each.metrics["auc"]) for each in (federated, pooled))
+    near = abs(federated.metrics["auc"] - pooled.metrics["auc"]) < 0.01
+    said = f"Same model: AUC {one} = {other}" if one == other else f"AUC {one} and {other}"
+    said = f"Nearly the same model: {said}" if near and one != other else said
+    return f"{said}; {_megabytes(federated.moved)} MB moved, not {_megabytes(pooled.moved)}"
+
+
+def _megabytes(size: int) -> str:
+    return f"{size / 1e6:,.0f}" if size >= 1e6 else f"{size / 1e6:.2g}"
 
 
 @dataclass(frozen=True)
@@ -147,23 +224,30 @@ def _moved(federation: Federation) -> int:
 
 
 def _table(results: dict[str, Result]) -> WideTable:
-    view = Table("", "accuracy", "AUC", "log loss", "seconds", "bytes", title="Will it be late?", title_justify="left")
-    notes = {"federated": "moved", "centralised": "of the joined table, pooled"}
-    for name, result in results.items():
-        figures = [f"{result.metrics[metric]:.4f}" for metric in ("accuracy", "auc", "log_loss")]
-        view.add_row(name, *figures, f"{result.seconds:.1f}", f"{result.moved / 1e6:.1f} MB {notes[name]}")
-    return WideTable(view)
+    names = ("accuracy", "auc", "log_loss")
+    rows = [
+        [
+            way,
+            *(metric(name, result.metrics[name]) for name in names),
+            f"{result.seconds:.1f}",
+            _megabytes(result.moved),
+        ]
+        for way, result in results.items()
+    ]
+    heads = [*map(metric_name, names), "seconds", "MB moved"]
+    return WideTable(TableView("", aligned([""], heads), rows).rich())
 
 
 def _traffic(urls: dict[str, str], federation: Federation) -> WideTable:
     """What went to and came from every party, from the catalog to the last metric."""
-    view = Table("party", "address", "MB sent", "MB received", "requests", title="By mutual TLS", title_justify="left")
+    rows = []
     for party, url in urls.items():
         mine = [entry for entry in federation.traffic if entry["party"] == party]
         down, up = ([entry for entry in mine if entry["direction"] == way] for way in ("down", "up"))
         sizes = [f"{sum(int(entry['bytes']) for entry in side) / 1e6:.2f}" for side in (down, up)]
-        view.add_row(party, url, *sizes, str(sum(int(entry["messages"]) for entry in down)))
-    return WideTable(view)
+        rows.append([party, url, *sizes, str(sum(int(entry["messages"]) for entry in down))])
+    sides = aligned(("party", "address"), ("MB sent", "MB received", "requests"))
+    return WideTable(TableView("", sides, rows).rich())
 
 
 def draw_curve(results: dict[str, Result], path: Path) -> None:
@@ -178,7 +262,13 @@ def draw_curve(results: dict[str, Result], path: Path) -> None:
     axes.plot(range(1, len(losses) + 1), losses, marker="o", label="training loss, federated")
     for name, style in (("federated", "-"), ("centralised", "--")):
         value = results[name].metrics["log_loss"]
-        axes.axhline(value, color="tab:red", linestyle=style, alpha=0.6, label=f"test log loss, {name}: {value:.4f}")
+        axes.axhline(
+            value,
+            color="tab:red",
+            linestyle=style,
+            alpha=0.6,
+            label=f"test log loss, {name}: {metric('log_loss', value)}",
+        )
     axes.set(xlabel="round", ylabel="log loss", title="Will a flight arrive 15 minutes late?")
     axes.legend()
     figure.savefig(path, dpi=120)
