@@ -16,8 +16,7 @@ from rich.text import Text
 
 BETWEEN = 3  # letters between two columns: padding and a line
 FRAME = 4  # letters at both ends of a row
-LONG = (40, 20)  # a cell of more letters is wrapped; of the second number if the table is else too wide
-NARROW = 16  # a column whose cells are wrapped may be as narrow as this
+LONG, NARROW = 20, 16  # a cell of more letters than LONG is wrapped, in a column that may be as narrow as NARROW
 UNBOUNDED = 10_000
 
 
@@ -36,13 +35,9 @@ class WideTable:
         if Measurement.get(console, options.update(width=UNBOUNDED), self._table).maximum <= options.max_width:
             yield self._table
             return
-        most = options.max_width
-        for long in LONG:  # rather wrap more cells than cut the table
-            columns = [_fitted(column, long, console, options) for column in self._table.columns]
-            widths = [column.min_width or 0 for column in columns]
-            whole = sum(widths) + BETWEEN * (len(widths) - 1)
-            if whole <= most:
-                break
+        columns = [_fitted(column, console, options) for column in self._table.columns]
+        widths = [column.min_width or 0 for column in columns]
+        whole, most = sum(widths) + BETWEEN * (len(widths) - 1), options.max_width
         framed = not most - FRAME < whole <= most
         parts = [list(range(len(widths)))] if whole <= most else _cut(widths, most - FRAME)
         for places in parts:
@@ -55,15 +50,15 @@ class WideTable:
         return part
 
 
-def _fitted(column: Column, long: int, console: Console, options: ConsoleOptions) -> Column:
+def _fitted(column: Column, console: Console, options: ConsoleOptions) -> Column:
     """The column with the least width that it needs, which is its width unless it is wrapped.
 
-    Cells are one line each unless they have more letters than ``long``; the words of a header may be below each other.
+    Cells are one line each unless they are long; the words of a header may be below each other.
     """
     unbounded, found = options.update(width=UNBOUNDED), column.copy()
     cells = [Measurement.get(console, unbounded, cell) for cell in column.cells]
     longest = max((cell.maximum for cell in cells), default=0)
-    is_long = longest > long
+    is_long = longest > LONG
     needed = max((cell.minimum for cell in cells), default=0) if is_long else longest
     header = Measurement.get(console, unbounded, column.header).minimum
     found.min_width = max(header, needed, NARROW if is_long else 0)

@@ -50,9 +50,9 @@ _SCHEMA = pa.schema(
 
 
 _SHOWN = {
-    "numbers": ("column", "table", "missing", "mean", "std", "min", *_QUARTILES, "max", "skew", "kurtosis", "distinct"),
+    "numbers": ("column", "table", "missing", "mean", "std", "min", *_QUARTILES, "max", "distinct", "skew"),
     "categories": ("column", "table", "missing", "distinct", "top", "top_share"),
-}  # to people: as many as are needed to read a column
+}  # to people: what fits in a window
 
 
 class Description(ShownAsTables, ArrowRows):
