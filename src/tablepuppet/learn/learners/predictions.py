@@ -14,7 +14,8 @@ from tablepuppet.errors import LearnError
 from tablepuppet.operators.delivery import Delivery
 from tablepuppet.operators.ids import joined_ids
 from tablepuppet.relation import Relation
-from tablepuppet.runs.table_view import TableResult, TableView, shown, side
+from tablepuppet.runs.figures import shown
+from tablepuppet.runs.table_view import TableResult, TableView, side
 
 PREDICTION = "prediction"
 SHOWN_ROWS = 10
