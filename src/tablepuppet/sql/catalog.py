@@ -6,7 +6,7 @@ types; where they do not, the catalog keeps the reason and raises it when the ta
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from itertools import combinations
 from typing import Any
@@ -122,7 +122,8 @@ class Catalog(TableResult):
         if twice is not None:
             spellings = " and ".join(repr(shard.name) for shard in shards if shard.party == twice)
             raise CatalogError(f"party {twice!r} publishes {spellings}; SQL ignores case, so publish one of them only")
-        agreed = {_spelled(column, published): kind for column, kind in _agreed_columns(shards).items()}
+        spelled = _spellings(published)
+        agreed = {spelled(column): kind for column, kind in _agreed_columns(shards).items()}
         order = {name: place for place, name in enumerate(published[0].columns)}  # whichever shards are named
         columns = dict(sorted(agreed.items(), key=lambda item: order.get(item[0], len(order))))
         return VerticalTable(published[0].name, columns, tuple(shards))
@@ -160,10 +161,18 @@ class Catalog(TableResult):
         return TableView("Catalog", sides | {"columns": "left"}, rows)
 
 
-def _spelled(column: str, shards: list[Shard]) -> str:
-    """The spelling of the first shard that has the column: the same one, whichever shards a query names."""
-    alike = (name for shard in shards for name in sorted(shard.columns, key=lambda name: name != column))
-    return next(name for name in alike if name.lower() == column.lower())
+def _spellings(shards: list[Shard]) -> Callable[[str], str]:
+    """The spelling of the first shard that has a column: the same one, whichever shards a query names."""
+    first: dict[str, tuple[Shard, str]] = {}
+    for shard in shards:
+        for name in shard.columns:
+            first.setdefault(name.lower(), (shard, name))
+
+    def spelled(column: str) -> str:
+        shard, name = first[column.lower()]
+        return column if column in shard.columns else name
+
+    return spelled
 
 
 def _agreed_columns(shards: list[Shard]) -> dict[str, str]:
