@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from itertools import combinations
 from typing import Any
 
@@ -46,6 +47,11 @@ class Shard:
     min_group: int = 0  # rows that a group must have to be released
     min_rows: int = 0  # rows that a product with a caller's vector must weigh
     aggregates: bool = False  # a view that makes one row of several: of the party's own rows only
+
+    @cached_property
+    def public_names(self) -> frozenset[str]:
+        """The public columns, in lower case."""
+        return frozenset(name.lower() for name in self.public)
 
 
 @dataclass(frozen=True)
