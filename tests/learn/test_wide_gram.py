@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -69,7 +70,7 @@ def visits(shards: int) -> tuple[dict[str, dict[str, pa.Table]], csr_array, Arra
     names = {"place": [f"p{each}" for each in place.tolist()], "region": [f"r{each}" for each in region.tolist()]}
     table = pa.table({**names, "size": size, "y": y, "is_high": y > 0})
     cuts = np.linspace(0, rows, shards + 1).astype(int).tolist()
-    parties = {f"p{i}": {"visits": table.slice(a, b - a)} for i, (a, b) in enumerate(zip(cuts, cuts[1:], strict=False))}
+    parties = {f"p{i}": {"visits": table.slice(a, b - a)} for i, (a, b) in enumerate(pairwise(cuts))}
     texts = np.column_stack([np.array(each, object) for each in names.values()])
     scaled = (size - size.mean()) / size.std()
     return parties, csr_array(hstack([csr_array(scaled[:, None]), OneHotEncoder().fit_transform(texts)])), y

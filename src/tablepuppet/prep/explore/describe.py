@@ -138,7 +138,7 @@ def is_category(column: OutputColumn, categorical: frozenset[str]) -> bool:
 
 
 def _ask_categories(client: Client, column: OutputColumn, top: bool) -> CategoryStatistics:
-    """Distinct values, and the ``top`` one; other digests only where shards must be compared, of floats not too many."""
+    """Distinct values, and the ``top`` one; more digests only where shards must be compared, of floats not too many."""
     several = MOST_FLOATS if family(column.type) is Family.FLOAT else None
     most = several if len(client.shards(column.alias)) > 1 else 0
     return CategoryStatistics(client, column, client.new_name(), most, top=top)

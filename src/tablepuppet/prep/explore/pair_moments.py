@@ -14,6 +14,8 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
+from tablepuppet.party.allowance import check_time
+
 Floats = NDArray[np.float64]
 Booleans = NDArray[np.bool_]
 COUNT, MEAN, SQUARES, PRODUCT = range(4)
@@ -63,7 +65,8 @@ def _centred(values: Floats, present: Booleans, weights: Floats) -> tuple[Floats
 def _about(shifts: Floats, values: Floats, present: Booleans) -> Floats:
     """Each line less its shift, zero where there is no value."""
     found = values - shifts[:, None]
-    found[~present] = 0.0
+    if not present.all():
+        found[~present] = 0.0
     return found
 
 
@@ -71,6 +74,7 @@ def _compute_again(found: Floats, values: Floats, present: Booleans, weights: Fl
     """Put in the moments of pairs that have lost digits, in one of the two columns, about the means of each pair."""
     pairs = np.triu(lost | lost.T)
     for place in np.flatnonzero(pairs.any(axis=1)).tolist():
+        check_time()
         others = np.flatnonzero(pairs[place])
         both = present[others] & present[place]
         count = both @ weights
