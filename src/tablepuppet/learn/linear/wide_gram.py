@@ -119,14 +119,16 @@ class WideGram:
         before; None if the matrix is singular.
         """
         power = ALIKE ** round(math.log(curvature, ALIKE))
-        if self._factor is None or self._factor[:2] != (power, l2):
-            whole = power * self.centred()
-            whole[np.diag_indices_from(whole)] += l2
-            try:
-                self._factor = power, l2, np.linalg.cholesky(whole)
-            except np.linalg.LinAlgError:
-                return None
-        return self._factor[2]
+        if self._factor is not None and self._factor[:2] == (power, l2):
+            return self._factor[2]
+        whole = power * self.centred()
+        whole[np.diag_indices_from(whole)] += l2
+        try:
+            lower = np.asarray(np.linalg.cholesky(whole), np.float64)
+        except np.linalg.LinAlgError:
+            return None
+        self._factor = power, l2, lower
+        return lower
 
 
 def _twice_solved(lower: Array, values: Array) -> Array:

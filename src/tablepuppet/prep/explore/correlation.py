@@ -71,7 +71,7 @@ def products(table: LocalTable, view: str, columns: Sequence[str]) -> Values:
     """
     rows = table.view(view)
     found = [table.column(name, view) for name in columns]
-    few = [not table.grant.is_group(int(np.count_nonzero(pc.is_valid(e).to_numpy() & rows.firsts))) for e in found]
+    few = [not table.grant.is_group(_rows_with(each, rows.firsts)) for each in found]
     moments, both = np.zeros((4, len(columns), len(columns))), np.zeros((len(columns), len(columns)), np.int64)
     for block in blocks(len(rows.row_ids), max(len(columns), 1)):  # not all columns as numbers at once
         check_time()
@@ -83,6 +83,11 @@ def products(table: LocalTable, view: str, columns: Sequence[str]) -> Values:
         both += _pairs_of(present[:, rows.firsts[block]])
     moments[:, ~_are_groups(table, both)] = np.nan
     return {"moments": moments}
+
+
+def _rows_with(column: pa.ChunkedArray, firsts: NDArray[np.bool_]) -> int:
+    """How many different rows have a value."""
+    return int(np.count_nonzero(firsts & pc.is_valid(column).to_numpy() if column.null_count else firsts))
 
 
 def _pairs_of(present: NDArray[np.bool_]) -> NDArray[np.int64] | int:
@@ -191,7 +196,7 @@ class _Pairs:
                 merged, (reply["moments"] for reply in replies[alias]), np.zeros((4, len(places), len(places)))
             )
         if across:
-            tables = {alias: _sent_table(client, sent, known, asked.by_alias[alias]) for alias in own}
+            tables = {alias: _sent_table(sent, known, asked.by_alias[alias]) for alias in own}
             fill_across(client.mapping, tables, own, moments)
         return cls(columns, known, moments)
 
@@ -217,10 +222,7 @@ def _check_values(column: OutputColumn, known: NumberSummary, step: str) -> None
         raise LearnError(f"{step}: column {column.name!r} has NaN, infinite or huge values; filter them in WHERE")
 
 
-def _sent_table(
-    client: Client, sent: SentColumns, known: Mapping[str, NumberSummary], columns: Sequence[OutputColumn]
-) -> TableColumns:
+def _sent_table(sent: SentColumns, known: Mapping[str, NumberSummary], columns: Sequence[OutputColumn]) -> TableColumns:
     """The columns of one table."""
-    found, counts = [sent.numbers(column) for column in columns], client.mapping.counts(columns[0].alias)
-    means = np.array([known[column.name].mean for column in columns])
-    return TableColumns.of([each.values for each in found], means, counts, max(each.least for each in found))
+    found, summaries = [sent.numbers(column) for column in columns], [known[column.name] for column in columns]
+    return TableColumns.of([each.values for each in found], summaries, max(each.least for each in found))

@@ -57,7 +57,7 @@ def _centred(values: Floats, present: Booleans, weights: Floats) -> tuple[Floats
     """(the mean of each line, its values about it, zero where there is none); exactly zero where all are equal."""
     begin = np.take_along_axis(values, present.argmax(axis=1)[:, None], axis=1) if values.shape[1] else values.sum(1)
     begin = begin.reshape(len(values))
-    totals = present @ weights
+    totals = np.full(len(values), weights.sum()) if present.all() else present @ weights
     moves = np.where(totals > 0, (_about(begin, values, present) @ weights) / totals, 0.0)
     return begin + moves, _about(begin + moves, values, present)
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import combinations
 
 import numpy as np
@@ -19,6 +20,7 @@ from numpy.typing import NDArray
 from tablepuppet.arrays import take
 from tablepuppet.mapping.table_mapping import TableMapping
 from tablepuppet.pieces import pieces
+from tablepuppet.prep.columns.statistics import NumberSummary
 from tablepuppet.prep.explore.pair_moments import Booleans, Floats, lost_digits, merged, pair_moments
 
 
@@ -31,29 +33,27 @@ class TableColumns:
     centred: Floats  # (columns, rows), 0 where there is no value
     masks: Booleans  # (masks, rows)
     mask_of: NDArray[np.intp]  # (columns,)
-    sums: tuple[Floats, Floats]  # of centred values and of their squares over joined rows, (columns,)
+    squares: Floats  # sums of squares over joined rows, (columns,); the sums of centred values are zero
     least: int  # base rows of a group
 
     @classmethod
-    def of(cls, columns: Sequence[Floats], means: Floats, counts: NDArray[np.integer], least: int) -> TableColumns:
-        """From values with NaN for none, and how often each row is joined."""
-        means = np.nan_to_num(means)
+    def of(cls, columns: Sequence[Floats], known: Sequence[NumberSummary], least: int) -> TableColumns:
+        """From values with NaN for none, and the statistics of the columns."""
+        means, squares = (np.nan_to_num([getattr(each, name) for each in known]) for name in ("mean", "squares"))
         centred = np.empty((len(columns), len(columns[0])))
         numbers: dict[bytes, int] = {}
         masks, mask_of = list[Booleans](), list[int]()
-        for line, values, mean in zip(centred, columns, means, strict=True):
+        for line, values, summary, mean in zip(centred, columns, known, means, strict=True):
             np.subtract(values, mean, out=line)
-            missing = np.isnan(line)
-            if missing.any():
+            missing = np.isnan(line) if summary.missing else np.zeros(len(line), bool)
+            if summary.missing:
                 line[missing] = 0.0
             mask_of.append(numbers.setdefault(np.packbits(missing).tobytes(), len(numbers)))
             if len(masks) < len(numbers):
                 masks.append(~missing)
-        weights = counts.astype(np.float64)
-        sums = centred @ weights, np.array([(line * line) @ weights for line in centred])
-        return cls(columns, means, centred, np.stack(masks), np.array(mask_of), sums, least)
+        return cls(columns, means, centred, np.stack(masks), np.array(mask_of), squares, least)
 
-    @property
+    @cached_property
     def is_complete(self) -> bool:
         """Whether no value is missing."""
         return bool(self.masks.all())
@@ -79,20 +79,22 @@ def _across(
     mapping: TableMapping, near: str, far: str, ours: TableColumns, theirs: TableColumns
 ) -> tuple[Floats, Floats]:
     """Moments of each near column with each far one, and those of the far one: (4, near, far) twice."""
-    over, at_far, at_near = theirs.masks.T.astype(np.float64), theirs.mask_of, ours.mask_of[:, None]
-    shape = len(ours.centred), len(theirs.centred)
+    at_far, at_near, shape = theirs.mask_of, ours.mask_of[:, None], (len(ours.centred), len(theirs.centred))
     moved = _through(mapping, near, far, ours.centred)  # (near columns, far rows)
-    there = _through(mapping, near, far, ours.masks.astype(np.float64))
-    count = (there @ over)[at_near, at_far]
-    if theirs.is_complete:  # then sums over rows with both are those over all joined rows
-        first, squares = (np.broadcast_to(each[:, None], shape) for each in ours.sums)
+    if ours.is_complete:  # then sums over rows with both are those over all joined rows
+        there = mapping.counts(far)[None].astype(np.float64)
+        second, far_squares = np.zeros(shape), np.broadcast_to(theirs.squares, shape)
     else:
+        there = _through(mapping, near, far, ours.masks.astype(np.float64))
+        second, far_squares = ((there @ each.T)[ours.mask_of] for each in (theirs.centred, theirs.centred**2))
+    if theirs.is_complete:
+        count = np.broadcast_to(there.sum(axis=1)[at_near], shape)
+        first, squares = np.zeros(shape), np.broadcast_to(ours.squares[:, None], shape)
+    else:
+        over = theirs.masks.T.astype(np.float64)
+        count = (there @ over)[at_near, at_far]
         each_square = _through(mapping, near, far, ours.centred**2)
         first, squares = ((each @ over)[:, at_far] for each in (moved, each_square))
-    if ours.is_complete:
-        second, far_squares = (np.broadcast_to(each, shape) for each in theirs.sums)
-    else:
-        second, far_squares = ((there @ each.T)[ours.mask_of] for each in (theirs.centred, theirs.centred**2))
     with np.errstate(all="ignore"):
         own, their = (np.where(count > 0, each / count, 0.0) for each in (first, second))
     left, far_left = squares - first * own, far_squares - second * their
