@@ -90,12 +90,13 @@ def _rows_with(column: pa.ChunkedArray, firsts: NDArray[np.bool_]) -> int:
     return int(np.count_nonzero(firsts & pc.is_valid(column).to_numpy() if column.null_count else firsts))
 
 
-def _pairs_of(present: NDArray[np.bool_]) -> NDArray[np.int64] | int:
+def _pairs_of(present: NDArray[np.bool_]) -> NDArray[np.int64]:
     """How many rows have both values of each pair of columns."""
+    columns, rows = present.shape
     if present.all():
-        return present.shape[1]
+        return np.full((columns, columns), rows, np.int64)
     there = present.astype(np.float64)
-    return np.rint(there @ there.T).astype(np.int64)
+    return np.asarray(np.rint(there @ there.T), np.int64)
 
 
 def _are_groups(table: LocalTable, both: NDArray[np.int64]) -> NDArray[np.bool_]:
