@@ -52,6 +52,7 @@ bench: $(TEST_READY) ## run the benchmarks
 	$(BIN)/python -m benchmarks.start
 	$(BIN)/python -m benchmarks.wire
 	$(BIN)/python -m benchmarks.explore
+	$(BIN)/python -m benchmarks.wide
 	$(BIN)/python -m benchmarks.algebra
 	$(BIN)/python -m benchmarks.deep.joins
 	$(BIN)/python -m benchmarks.deep.fedonce

@@ -13,14 +13,13 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from sqlglot import exp
 
 from tablepuppet.errors import PartyError, PrivacyError
 from tablepuppet.party.key_rule import keeps_keys_apart, named_key
 from tablepuppet.party.ops import Op
 from tablepuppet.party.policy import HAVE_NO_NOISE, LEVELS, ColumnRule, Level, TableRule, Use
 from tablepuppet.party.release import Release
-from tablepuppet.sql.expression import checked, columns_of
+from tablepuppet.sql.expression import columns_of, is_column
 from tablepuppet.sql.plan import Scan, pushable
 
 OF_NO_CELL = Release.SCHEMA | Release.COUNTS | Release.KEY_DIGESTS
@@ -89,7 +88,7 @@ class Grant:
             reason = "at level private it may be joined and filtered by, and is neither a label nor a feature"
             raise self.refusal("level", reason, private[:1])
         only = self.rules.column(columns[0]) if len(columns) == 1 else None
-        if only is not None and isinstance(checked(text).unnest(), exp.Column):
+        if only is not None and is_column(text):
             whole = replace(whole, bounds=only.bounds, categories=only.categories)
         return Output(columns, whole)
 

@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from sqlglot import exp
 
 from tablepuppet.errors import ConfigError
 from tablepuppet.party.allowance import check_time
@@ -26,7 +25,7 @@ from tablepuppet.party.ops import SECURE, Op
 from tablepuppet.party.policy import CELLS, Policy, TableRule
 from tablepuppet.party.release import Release
 from tablepuppet.party.secure_table import RULE
-from tablepuppet.sql.expression import checked
+from tablepuppet.sql.expression import is_column
 from tablepuppet.sql.plan import Scan
 
 RECONSTRUCTIBLE = Release.PREDICTIONS | Release.GRADIENT_SUMS | Release.PARAMETERS
@@ -224,4 +223,4 @@ def _may_fail(scan: Scan) -> bool:
 
 def _computes(text: str) -> bool:
     """Whether an expression is more than a column."""
-    return not isinstance(checked(text).unnest(), exp.Column)
+    return not is_column(text)

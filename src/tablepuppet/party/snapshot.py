@@ -308,7 +308,7 @@ def _evaluable(text: str, scan: Scan, total: bool) -> str:
 
     A name that is no column could mean something else to DuckDB, such as ``user``.
     """
-    strange = set(columns_of(text)) - set(scan.columns)
+    strange = [name for name in columns_of(text) if name not in scan.columns]
     if strange:
         raise PartyError(
             f"party {scan.party!r}: the plan for {scan.table!r} uses {min(strange)!r}, which it does not read"

@@ -6,8 +6,9 @@ types; where they do not, the catalog keeps the reason and raises it when the ta
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from itertools import combinations
 from typing import Any
 
@@ -47,6 +48,11 @@ class Shard:
     min_group: int = 0  # rows that a group must have to be released
     min_rows: int = 0  # rows that a product with a caller's vector must weigh
     aggregates: bool = False  # a view that makes one row of several: of the party's own rows only
+
+    @cached_property
+    def public_names(self) -> frozenset[str]:
+        """The public columns, in lower case."""
+        return frozenset(name.lower() for name in self.public)
 
 
 @dataclass(frozen=True)
@@ -123,7 +129,8 @@ class Catalog(TableResult):
         if twice is not None:
             spellings = " and ".join(repr(shard.name) for shard in shards if shard.party == twice)
             raise CatalogError(f"party {twice!r} publishes {spellings}; SQL ignores case, so publish one of them only")
-        agreed = {_spelled(column, published): kind for column, kind in _agreed_columns(shards).items()}
+        spelled = _spellings(published)
+        agreed = {spelled(column): kind for column, kind in _agreed_columns(shards).items()}
         order = {name: place for place, name in enumerate(published[0].columns)}  # whichever shards are named
         columns = dict(sorted(agreed.items(), key=lambda item: order.get(item[0], len(order))))
         return VerticalTable(published[0].name, columns, tuple(shards))
@@ -174,10 +181,18 @@ def _by_type(columns: Mapping[str, str]) -> dict[str, list[str]]:
     return found
 
 
-def _spelled(column: str, shards: list[Shard]) -> str:
-    """The spelling of the first shard that has the column: the same one, whichever shards a query names."""
-    alike = (name for shard in shards for name in sorted(shard.columns, key=lambda name: name != column))
-    return next(name for name in alike if name.lower() == column.lower())
+def _spellings(shards: list[Shard]) -> Callable[[str], str]:
+    """The spelling of the first shard that has a column: the same one, whichever shards a query names."""
+    first: dict[str, tuple[Shard, str]] = {}
+    for shard in shards:
+        for name in shard.columns:
+            first.setdefault(name.lower(), (shard, name))
+
+    def spelled(column: str) -> str:
+        shard, name = first[column.lower()]
+        return column if column in shard.columns else name
+
+    return spelled
 
 
 def _agreed_columns(shards: list[Shard]) -> dict[str, str]:

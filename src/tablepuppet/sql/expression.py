@@ -42,6 +42,7 @@ FORMS = frozenset("cast coalesce date extract if ifnull nullif split_part try_ca
 SQLGLOT_FAULTS = (AttributeError, LookupError, TypeError, ValueError)
 """What sqlglot raises, beside its own errors, on SQL that it does not expect."""
 
+MOST_KEPT = 1 << 14  # expressions that are not checked again: a wide table has thousands of columns
 _TIMES = frozenset("age get_current_time get_current_timestamp now today transaction_timestamp".split())
 _RANDOM = frozenset("gen_random_uuid nextval rand random setseed uuid uuidv4 uuidv7".split())
 _TYPES = frozenset(
@@ -232,10 +233,10 @@ def checked(text: str) -> exp.Expr:
     Traceback (most recent call last):
     tablepuppet.errors.QueryError: function getenv is not supported in an expression; compute the value in a view...
     """
-    return _checked(text).copy()
+    return _checked(text).copy()  # whoever asked may change it
 
 
-@lru_cache(maxsize=4096)
+@lru_cache(maxsize=MOST_KEPT)
 def _checked(text: str) -> exp.Expr:
     try:
         node = parse_one(text, dialect=AsWritten)
@@ -254,7 +255,7 @@ def _checked(text: str) -> exp.Expr:
     return node
 
 
-@lru_cache(maxsize=4096)
+@lru_cache(maxsize=MOST_KEPT)
 def is_column(text: str) -> bool:
     """Whether an expression is a column, and nothing is computed.
 
@@ -264,7 +265,7 @@ def is_column(text: str) -> bool:
     return isinstance(_checked(text).unnest(), exp.Column)
 
 
-@lru_cache(maxsize=4096)
+@lru_cache(maxsize=MOST_KEPT)
 def columns_of(text: str) -> tuple[str, ...]:
     """The columns that an expression reads, in order of first use.
 

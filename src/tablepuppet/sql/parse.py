@@ -6,6 +6,7 @@ the first, finds the join keys (keys.py), and checks that the tables hang togeth
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 
 from sqlglot.errors import SqlglotError
@@ -160,12 +161,12 @@ class _Union:
         distinct: dict[tuple[str, str, str], SelectedColumn] = {}
         for output in outputs:
             distinct.setdefault((output.name.lower(), output.alias, output.bound.text), output)
-        names = [name for name, _, _ in distinct]
+        uses = Counter(name for name, _, _ in distinct)
         columns: list[OutputColumn] = []
+        taken: set[str] = set()
         for output in distinct.values():
-            unique = names.count(output.name.lower()) == 1
-            name = output.name if unique else f"{output.alias}.{output.name}"
-            if any(column.name.lower() == name.lower() for column in columns):
+            name = output.name if uses[output.name.lower()] == 1 else f"{output.alias}.{output.name}"
+            if name.lower() in taken:
                 message = f"two output columns are called {output.name}; rename one with AS"
                 raise self.sql.error(message, output.bound.node)
             type_name = self.type_of(output.alias, output.bound)
@@ -176,6 +177,7 @@ class _Union:
                     output.bound.node,
                 )
             columns.append(OutputColumn(name, output.alias, output.bound.text, type_name))
+            taken.add(name.lower())
         return columns
 
 

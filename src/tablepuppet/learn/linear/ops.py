@@ -25,7 +25,15 @@ from numpy.typing import NDArray
 
 from tablepuppet.algebra.ops import gram_noise, joined_counts, noisy_gram
 from tablepuppet.errors import PartyError
-from tablepuppet.learn.linear.ridge import Curvature, Ridge, noisy_ridge_parameters, ridge_of, ridge_parameters
+from tablepuppet.learn.linear.ridge import (
+    Curvature,
+    Ridge,
+    noisy_ridge_parameters,
+    ridge_of,
+    ridge_parameters,
+    wide_ridge_parameters,
+)
+from tablepuppet.learn.linear.wide_gram import WideGram
 from tablepuppet.learn.tables.linear import LinearRows
 from tablepuppet.learn.tables.noisy import noisy_gradient, noisy_predictions
 from tablepuppet.learn.tables.parameters import (
@@ -58,7 +66,11 @@ def start(
     if noise is None:
         data, counts = encoded(table, view, encoding), joined_counts(table, view)
         means = data.transposed_times(counts) / joined_rows
-        part = ridge_parameters(data.gram(counts) / joined_rows, means, spec.outputs)
+        wide = WideGram.of(data, counts, joined_rows, means)
+        if wide is None:
+            part = ridge_parameters(data.gram(counts) / joined_rows, means, spec.outputs)
+        else:
+            part = wide_ridge_parameters(wide, spec.outputs)
     else:
         data = encoded_for_noise(table, view, encoding)
         part = noisy_ridge_parameters(noisy_gram(table, data, noise), gram_noise(data.columns, noise), spec.outputs)

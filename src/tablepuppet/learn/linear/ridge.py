@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tablepuppet.errors import PartyError
+from tablepuppet.learn.linear.wide_gram import WIDE, WideGram
 from tablepuppet.learn.tables.linear import LinearTable
 from tablepuppet.learn.tables.parameters import TableParameters
 
@@ -31,19 +32,31 @@ class Ridge:
     vectors: Array | None  # eigenvectors; None: the identity
     means: Array | None  # (width,) means of the columns over joined rows; None: not known
     direction: Array
+    wide: WideGram | None = None  # the Gram matrix, while its eigenvectors are not needed
     steps: list[Array] = field(default_factory=list, init=False)  # the newest first
 
     def turn(self, theta: Array, sums: Array, l2: float, curvature: Curvature) -> Array:
         """The new direction -p from T^T Y, solved in the eigenvectors of the columns and of the outputs."""
-        assert self.vectors is not None, "made by new_ridge or new_noisy_ridge"
         outputs = math.prod(theta.shape[1:])
         gradient = (sums + l2 * theta).reshape(len(theta), outputs)  # (width, outputs)
         curvatures, classes = np.linalg.eigh(square_curvature(curvature, outputs))
+        solved = None if self.wide is None else self.wide.solve(gradient @ classes, curvatures, l2)
+        if solved is not None:
+            self.direction = -(solved @ classes.T).reshape(theta.shape)
+            return self.direction
+        self._find_vectors()
+        assert self.vectors is not None, "made by new_ridge or new_noisy_ridge"
         kept = self.values > FLOOR * max(self.values.max(initial=0.0), 1e-300)
         scale = np.where(kept[:, None], np.outer(self.values, curvatures) + l2, np.inf)
         turned = self.vectors @ ((self.vectors.T @ gradient @ classes) / scale) @ classes.T
         self.direction = -turned.reshape(theta.shape)
         return self.direction
+
+    def _find_vectors(self) -> None:
+        """The eigenvectors of a wide table, from here on."""
+        if self.wide is not None:
+            values, self.vectors = np.linalg.eigh(self.wide.centred())
+            self.values, self.wide = np.maximum(values, 0.0), None
 
     def advance(self, theta: Array, mix: Array, memory: int) -> Array:
         """theta + mix[0] * direction + sum_k mix[k] * (k-th last step); store it as the newest of ``memory`` steps."""
@@ -81,6 +94,7 @@ class Ridge:
         curvature * k / r + damping * curvature * sum(k). The first term alone would give r times a Newton step. The
         second damps columns that few rows of a batch have, such as rare categories.
         """
+        self._find_vectors()
         scale = (curvature * self.values + l2) / max(lr, 1e-300)
         scale = scale + damping * curvature * self.values.sum()
         kept = (self.values > FLOOR * self.values.max(initial=0.0)) & (scale > 0)
@@ -135,8 +149,17 @@ def diagonal_ridge_parameters(means: Array, squares: Array, outputs: int) -> Tab
 
 def ridge_parameters(gram: Array, means: Array, outputs: int) -> TableParameters:
     """Zero parameters, with the eigendecomposition of a centred Gram matrix."""
+    if len(gram) >= WIDE:
+        return wide_ridge_parameters(WideGram.of_matrix(gram, means), outputs)
     values, vectors = np.linalg.eigh(gram - np.outer(means, means))
     return _zeros(len(gram), outputs, np.maximum(values, 0.0), vectors, means)
+
+
+def wide_ridge_parameters(gram: WideGram, outputs: int) -> TableParameters:
+    """The same for a wide table, whose eigenvectors are computed only if they are needed."""
+    part = _zeros(len(gram.means), outputs, gram.diagonal, None, gram.means)
+    part.remembered(Ridge).wide = gram
+    return part
 
 
 def noisy_ridge_parameters(gram: Array, noise: float, outputs: int) -> TableParameters:

@@ -69,7 +69,7 @@ def numbered_by(order: Sequence[str]) -> str:
 def find_table(party: str, tables: Iterable[str], wanted: str) -> str:
     """The database's spelling of table ``wanted``."""
     known = list(tables)
-    found = _spelled(known, wanted)
+    found = _spelled(_by_case(known), wanted)
     if found is None:
         raise UnknownNameError(f"Party {party!r} has no table {wanted!r}; it has: {', '.join(sorted(known)) or 'none'}")
     return found
@@ -96,25 +96,36 @@ def find_columns(
 
 def find_names(party: str, table: str, stored: Iterable[str], asked: Iterable[str]) -> list[str]:
     """The table's spelling of every ``asked`` column; an error if it has none of that name."""
-    names, known, where = list(asked), list(stored), f"Party {party!r}: table {table!r}"
+    names, known, where = list(asked), _by_case(stored), f"Party {party!r}: table {table!r}"
     if len({name.lower() for name in names}) < len(names):
         raise PartyError(f"{where}: columns that differ in case only cannot be read together")
     return [_find_name(where, known, name) for name in names]
 
 
-def _find_name(where: str, stored: list[str], name: str) -> str:
+def _find_name(where: str, stored: Spellings, name: str) -> str:
     if name.lower() == POSITION:
         raise PartyError(f"{where}: a column cannot be called {POSITION}; publish a view that renames it")
     found = _spelled(stored, name)
     if found is None:
-        raise UnknownNameError(f"{where} has no column {name!r}; it has: {', '.join(stored)}")
+        listed = ", ".join(each for alike in stored.values() for each in alike)
+        raise UnknownNameError(f"{where} has no column {name!r}; it has: {listed}")
     return found
 
 
-def _spelled(names: Iterable[str], wanted: str) -> str | None:
+Spellings = dict[str, list[str]]
+"""Names by how they are in lower case."""
+
+
+def _by_case(names: Iterable[str]) -> Spellings:
+    found: Spellings = {}
+    for name in names:
+        found.setdefault(name.lower(), []).append(name)
+    return found
+
+
+def _spelled(known: Spellings, wanted: str) -> str | None:
     """The exact name, or else the only one that differs in case alone."""
-    known = list(names)
-    alike = [name for name in known if name.lower() == wanted.lower()]
-    if wanted in known:
+    alike = known.get(wanted.lower(), [])
+    if wanted in alike:
         return wanted
     return alike[0] if len(alike) == 1 else None

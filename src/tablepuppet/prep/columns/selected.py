@@ -148,4 +148,4 @@ def is_public(plan: Plan, column: OutputColumn) -> bool:
     """Whether the column is public at every party: all columns that it is computed from."""
     used = {name.lower() for name in columns_of(column.expression)}
     shards = plan.tables[column.alias].shards
-    return bool(used) and all(used <= {name.lower() for name in shard.public} for shard in shards)
+    return bool(used) and all(used <= shard.public_names for shard in shards)

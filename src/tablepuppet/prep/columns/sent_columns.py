@@ -36,10 +36,10 @@ def sent_numbers(table: LocalTable, view: str, columns: Sequence[str]) -> Values
     """The numbers of columns for every row that takes part, NaN where there is none; and the policy's ``min_group``."""
     rows = table.view(view)
     check_reply(8 * len(rows.row_ids) * len(columns))
-    values = np.full((len(rows.row_ids), len(columns)), np.nan)
+    values = np.full((len(rows.row_ids), len(columns)), np.nan, order="F")  # a column after another
     for place, name in enumerate(columns):
         found, present = released_numbers(table, view, name)
-        values[present, place] = found[present]
+        np.copyto(values[:, place], found, where=present)
     return {"values": values, "least": table.grant.rules.min_group}
 
 
@@ -124,9 +124,8 @@ class SentColumns:
         if column.name not in self._numbers:
             asked, alias = self._asked_numbers[column.name], column.alias
             replies, place = asked.replies.read()[alias], asked.by_alias[alias].index(column)
-            values = np.full(self._client.mapping.tables[alias].rows, np.nan)
-            for shard, reply in zip(self._client.shards(alias), replies, strict=True):
-                values[shard.slice] = reply["values"][:, place]
+            parts = [np.zeros(0), *(reply["values"][:, place] for reply in replies)]  # of shards in their order
+            values = parts[1] if len(parts) == 2 else np.concatenate(parts)
             self._numbers[column.name] = SentColumn(column, values, _least(replies))
         return self._numbers[column.name]
 

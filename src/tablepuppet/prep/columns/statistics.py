@@ -68,7 +68,8 @@ class CategoryWeights:
         Numbers(("digests",), least=0.0, most=JOINED).check(value, asked, reply)
         distinct, most = reply["distinct"], asked.arguments["most"]
         is_listed = most is None or distinct <= most
-        if len(value) != (distinct if is_listed else 0) or len(reply["top_digest"]) != min(distinct, 1):
+        top = min(distinct, 1) if is_listed or asked.arguments.get("top", True) else 0
+        if len(value) != (distinct if is_listed else 0) or len(reply["top_digest"]) != top:
             raise Wrong("has more or fewer categories than there are")
         if not is_listed:
             return
@@ -159,20 +160,28 @@ def centred_sums(values: NDArray[np.float64], weights: NDArray[np.float64]) -> t
     returns=CATEGORIES,
 )
 def category_statistics(
-    table: LocalTable, view: str, column: str, family: KeyFamily, blinding: str, most: int | None, ties: bool = False
-) -> Values:
-    """How often each category occurs, by digest; no digests of a column with more than ``most`` categories.
+    table: LocalTable, view: str, column: str, family: KeyFamily, blinding: str, most: int | None, ties: bool = False,
+    top: bool = True,
+) -> Values:  # fmt: skip
+    """How often each category occurs, by digest; of a column with more than ``most`` categories only the digest of its
+    ``top`` one, the most frequent, if that is asked for.
 
     With ``ties``, of a public column, also a hash of each category's name that is the same in every fit.
     """
     check_family(table, column, family)
     found, rows = factorise(table.column(column, view)), table.view(view)
     codes, size = found.codes, len(found.distinct)
-    kept = table.grant.is_group(np.bincount(codes[rows.firsts], minlength=size + 1)[:-1])
-    weights = np.bincount(codes, rows.counts, minlength=size + 1).astype(np.float64)
+    listed = np.bincount(codes if rows.is_each_once else codes[rows.firsts], minlength=size + 1)
+    kept = table.grant.is_group(listed[:-1])
+    is_plain = rows.is_each_once and rows.is_each_joined_once
+    weights = (listed if is_plain else np.bincount(codes, rows.counts, minlength=size + 1)).astype(np.float64)
     missing, weights = float(weights[-1] + weights[:-1][~kept].sum()), np.where(kept, weights[:-1], 0.0)
     distinct = int(np.count_nonzero(kept))
     is_listed = most is None or distinct <= max(most, 0)
+    if not is_listed and not top:
+        nothing = np.zeros((0, 16), np.uint8)
+        counts = {"distinct": distinct, "top": float(weights.max(initial=0.0)), "missing": missing}
+        return counts | {"top_digest": nothing, "digests": nothing, "weights": np.zeros(0), "ties": NO_TIES}
     chosen = np.flatnonzero(kept) if is_listed else np.array([weights.argmax()])  # only these are blinded
     texts = canonical([found.distinct.take(pa.array(chosen))], [family])
     digests = cmac(table.category_key(blinding, column), texts)
@@ -332,9 +341,12 @@ def merge_numbers(shards: Sequence[NDArray[np.float64]]) -> NumberSummary:
 class CategoryStatistics:
     """Distinct values of one column: asked for when made; `read` may make a trip."""
 
-    def __init__(self, client: Client, column: OutputColumn, blinding: str, most: int | None, ties: bool = False):
+    def __init__(
+        self, client: Client, column: OutputColumn, blinding: str, most: int | None, ties: bool = False,
+        top: bool = True,
+    ):  # fmt: skip
         asked = {"column": column.name, "family": key_family(column), "blinding": blinding, "most": most}
-        asked |= {"ties": True} if ties else {}
+        asked |= ({"ties": True} if ties else {}) | ({} if top else {"top": False})
         self.column, self.blinding = column, blinding
         self._pending = client.ask("statistics.categories", lambda alias, _: asked if alias == column.alias else None)
 

@@ -38,13 +38,15 @@ def numbers(column: pa.ChunkedArray) -> tuple[NDArray[np.float64], NDArray[np.bo
     elif pa.types.is_timestamp(column.type):
         scale, infinity = 1 / _PER_DAY[column.type.unit], 2.0**63 - 1
         column = column.cast(pa.int64())
-    present = pc.is_valid(column).to_numpy()
+    present = pc.is_valid(column).to_numpy() if column.null_count else np.ones(len(column), bool)
     if pa.types.is_boolean(column.type):
         column = column.cast(pa.uint8())
     values = _decimals(column) if pa.types.is_decimal(column.type) else column.cast(pa.float64(), safe=False)
     filled = (values.fill_null(0.0) if values.null_count else values).to_numpy()
-    if infinity < math.inf:
-        filled = np.where(np.abs(filled) < infinity, filled * scale, np.copysign(np.inf, filled))
+    if infinity < math.inf and len(filled):
+        endless = max(filled.max(), -filled.min()) >= infinity
+        days = filled * scale
+        filled = np.where(np.abs(filled) < infinity, days, np.copysign(np.inf, filled)) if endless else days
     return filled, present
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,6 +15,9 @@ from tablepuppet.errors import PartyError
 from tablepuppet.party.allowance import check_memory, check_reply, check_time
 from tablepuppet.pieces import pieces
 from tablepuppet.privacy.clip import lengths_of
+
+if TYPE_CHECKING:
+    from scipy.sparse import csr_array
 
 MOST_IN_GRAM = 1 << 14  # columns: the Gram matrix then takes 2 GiB
 SMALL = 1 << 19  # multiplications of a product of matrices that BLAS makes without copying them first
@@ -148,6 +151,25 @@ class EncodedTable:
                 gram[here, there] = self._counts(i, j, weights)
                 gram[there, here] = gram[here, there].T
         return gram
+
+    def sparse_gram(self, weights: NDArray[np.float64]) -> csr_array:
+        """T^T diag(weights) T, of which entries for categories that never meet are not stored."""
+        from scipy.sparse import block_array, coo_array, csr_array, dia_array
+
+        weighted = self.dense * weights[:, None]
+        blocks = [[csr_array(self.dense.T @ weighted), *[None] * len(self.codes)]]
+        for i, (codes, size) in enumerate(zip(self.codes, self.sizes, strict=True)):
+            check_time()
+            line = [csr_array(sums_by_code(codes, size, weighted))]
+            blocks[0][i + 1] = line[0].T
+            for j, others in enumerate(self.codes[:i]):
+                both = (codes >= 0) & (others >= 0)
+                pairs = coo_array((weights[both], (codes[both], others[both])), shape=(size, self.sizes[j])).tocsr()
+                line.append(pairs)
+                blocks[j + 1][i + 1] = pairs.T
+            own = np.bincount(codes[codes >= 0], weights[codes >= 0], minlength=size)
+            blocks.append([*line, dia_array((own[None], [0]), shape=(size, size)), *[None] * (len(self.codes) - i - 1)])
+        return block_array(blocks, format="csr")
 
     def check_gram(self) -> None:
         """PartyError if there are too many columns for a Gram matrix."""

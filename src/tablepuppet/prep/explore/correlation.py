@@ -1,8 +1,9 @@
 """`relation.correlation()` and `relation.covariance()`: pairs of columns over joined rows, with the results of pandas.
 
-Each pair is computed over the joined rows that have both values. For columns of one table, the party returns weighted
-products of its columns (release GRAM). For columns of two tables, both are sent, one number per base row
-(sent_columns.py), and the coordinator uses the mapping to combine them.
+Each pair is computed over the joined rows that have both values, about its means over these rows (pair_moments.py). For
+columns of one table, the party returns weighted products of its columns (release GRAM). For columns of two tables, both
+are sent, one number per base row (sent_columns.py), and the coordinator uses the mapping to combine them
+(pairs_across.py).
 
 Nothing is released for a pair if the rows with both values, or those with only one of them, are some but fewer than the
 policy's ``min_group``.
@@ -10,10 +11,9 @@ policy's ``min_group``.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
-from itertools import combinations
+from functools import reduce
 from typing import Any
 
 import numpy as np
@@ -21,10 +21,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from tablepuppet.errors import LearnError, PartyError, UnknownKeyError
+from tablepuppet.errors import LearnError, UnknownKeyError
 from tablepuppet.operators.client import Client
 from tablepuppet.party.allowance import check_time
-from tablepuppet.party.arguments import Means, Scales
 from tablepuppet.party.local_table import LocalTable
 from tablepuppet.party.ops import Values, op
 from tablepuppet.party.release import Release
@@ -33,6 +32,8 @@ from tablepuppet.prep.columns.selected import check_across, check_without_noise,
 from tablepuppet.prep.columns.sent_columns import SentColumns
 from tablepuppet.prep.columns.statistics import AskedColumns, NumberStatistics, NumberSummary
 from tablepuppet.prep.columns.values import numbers
+from tablepuppet.prep.explore.pair_moments import COUNT, PRODUCT, SQUARES, Floats, merged, pair_moments
+from tablepuppet.prep.explore.pairs_across import TableColumns, fill_across
 from tablepuppet.privacy.clip import blocks
 from tablepuppet.runs.events import Events
 from tablepuppet.runs.figures import shown
@@ -40,14 +41,12 @@ from tablepuppet.runs.table_view import TableResult, TableView, aligned
 from tablepuppet.spelling import unknown_key
 from tablepuppet.sql.query import OutputColumn
 
-Floats = NDArray[np.float64]
-LARGE = 1e150  # parties subtract and divide by numbers up to about this
-COUNT, SUM, SQUARES, PRODUCT = range(4)  # of a pair: rows with both, sums of the first, of its squares, of products
+LARGE = 1e150  # of larger numbers there are no squares
 
 
 @dataclass(frozen=True)
-class PairSums:
-    """Four numbers for each pair of columns, NaN where nothing is released: counts are of joined rows."""
+class Moments:
+    """Moments of each pair of columns (pair_moments.py), NaN where nothing is released: counts are of joined rows."""
 
     def check(self, value: Any, asked: Asked, reply: Mapping[str, Any]) -> None:
         """Raise `Wrong` unless it is such an array."""
@@ -65,37 +64,40 @@ class PairSums:
     asked="`correlation`, `covariance`, `crosstab`, `group_means`",
     releases=Release.STATISTICS | Release.GRAM,
     columns=("columns",),
-    returns={"sums": PairSums()},
+    returns={"moments": Moments()},
 )
-def products(table: LocalTable, view: str, columns: Sequence[str], means: Means, scales: Scales) -> Values:
-    """For each pair of columns, over the joined rows that have both: how many, and sums of the first, its squares and
-    the products of both, less ``means`` and divided by ``scales``.
+def products(table: LocalTable, view: str, columns: Sequence[str]) -> Values:
+    """For each pair of columns, over the joined rows that have both: how many, the mean of the first, and sums of its
+    squares and of the products of both, about their means.
     """
-    if means.shape != (len(columns),) or scales.shape != means.shape:
-        raise PartyError(f"party {table.grant.party!r}: products need a mean and a scale for each column")
     rows = table.view(view)
     found = [table.column(name, view) for name in columns]
-    few = [not table.grant.is_group(int(np.count_nonzero(pc.is_valid(e).to_numpy() & rows.firsts))) for e in found]
-    sums, both = np.zeros((4, len(columns), len(columns))), np.zeros((len(columns), len(columns)), np.int64)
+    few = [not table.grant.is_group(_rows_with(each, rows.firsts)) for each in found]
+    moments, both = np.zeros((4, len(columns), len(columns))), np.zeros((len(columns), len(columns)), np.int64)
     for block in blocks(len(rows.row_ids), max(len(columns), 1)):  # not all columns as numbers at once
         check_time()
         parts = [numbers(each.slice(block.start, block.stop - block.start)) for each in found]
         present = np.array([each for _, each in parts], bool).reshape(len(columns), -1)
         present[few] = False  # a column with too few values counts as one without any
         values = np.array([each for each, _ in parts], np.float64).reshape(present.shape)
-        standard = np.where(present, (values - means[:, None]) / scales[:, None], 0.0)
-        sums += _pair_sums(standard, present, rows.counts[block].astype(np.float64))
-        first = present[:, rows.firsts[block]].astype(np.float64)
-        both += np.rint(first @ first.T).astype(np.int64)
-    sums[:, ~_are_groups(table, both)] = np.nan
-    return {"sums": sums}
+        moments = merged(moments, pair_moments(values, present, rows.counts[block].astype(np.float64)))
+        both += _pairs_of(present[:, rows.firsts[block]])
+    moments[:, ~_are_groups(table, both)] = np.nan
+    return {"moments": moments}
 
 
-def _pair_sums(values: Floats, present: NDArray[np.bool_], weights: Floats) -> Floats:
-    """Weighted sums of pairs of rows of ``values``, zero where they are not present: (4, columns, columns)."""
+def _rows_with(column: pa.ChunkedArray, firsts: NDArray[np.bool_]) -> int:
+    """How many different rows have a value."""
+    return int(np.count_nonzero(firsts & pc.is_valid(column).to_numpy() if column.null_count else firsts))
+
+
+def _pairs_of(present: NDArray[np.bool_]) -> NDArray[np.int64]:
+    """How many rows have both values of each pair of columns."""
+    columns, rows = present.shape
+    if present.all():
+        return np.full((columns, columns), rows, np.int64)
     there = present.astype(np.float64)
-    weighted = there * weights
-    return np.stack([weighted @ there.T, values @ weighted.T, values**2 @ weighted.T, (values * weights) @ values.T])
+    return np.asarray(np.rint(there @ there.T), np.int64)
 
 
 def _are_groups(table: LocalTable, both: NDArray[np.int64]) -> NDArray[np.bool_]:
@@ -165,61 +167,53 @@ def covariance(client: Client, names: Sequence[str] | None, across: bool) -> Col
 
 @dataclass(frozen=True)
 class _Pairs:
-    """Sums of all pairs of columns, in units of standard deviations from the means."""
+    """The moments of all pairs of columns."""
 
     columns: list[OutputColumn]
     known: dict[str, NumberSummary]
-    scales: Floats
-    sums: Floats  # (4, columns, columns)
+    moments: Floats  # (4, columns, columns)
 
     @classmethod
     def ask(
         cls, client: Client, columns: list[OutputColumn], across: bool, step: str,
         numbers_: NumberStatistics | None = None, sent: SentColumns | None = None,
     ) -> _Pairs:  # fmt: skip
-        """Two trips: means and scales, then products, and columns that are compared across tables."""
+        """One trip: statistics of columns, products, and columns that are compared across tables."""
         check_without_noise(client.plan, columns, step)
         across = across and len({column.alias for column in columns}) > 1
         if across:
             check_across(client.plan, columns, step)
-        known = (numbers_ or NumberStatistics(client, columns)).read()
-        for column in columns:
-            _check_values(column, known[column.name], step)
-        means = {column.name: np.nan_to_num(known[column.name].mean) for column in columns}
-        scales = {column.name: _scale(known[column.name]) for column in columns}
-        asked = AskedColumns(
-            client, "statistics.products", columns,
-            lambda listed: {
-                "means": np.array([means[each.name] for each in listed]),
-                "scales": np.array([scales[each.name] for each in listed]),
-            },
-        )  # fmt: skip
+        numbers_ = numbers_ or NumberStatistics(client, columns)
+        asked = AskedColumns(client, "statistics.products", columns)
         sent = sent or SentColumns(client)
         sent.ask_numbers(columns if across else [])
-        places = {alias: [columns.index(each) for each in listed] for alias, listed in asked.by_alias.items()}
-        sums, replies = np.full((4, len(columns), len(columns)), np.nan), asked.replies.read()
-        for alias, own in places.items():
-            sums[:, np.array(own)[:, None], own] = np.sum([reply["sums"] for reply in replies[alias]], axis=0)
+        known = numbers_.read()
+        for column in columns:
+            _check_values(column, known[column.name], step)
+        place = {column.name: number for number, column in enumerate(columns)}
+        own = {alias: [place[each.name] for each in listed] for alias, listed in asked.by_alias.items()}
+        moments, replies = np.full((4, len(columns), len(columns)), np.nan), asked.replies.read()
+        for alias, places in own.items():
+            moments[:, np.array(places)[:, None], places] = reduce(
+                merged, (reply["moments"] for reply in replies[alias]), np.zeros((4, len(places), len(places)))
+            )
         if across:
-            standard = ((sent.numbers(c).values - means[c.name]) / scales[c.name] for c in columns)
-            least = {column.alias: sent.numbers(column).least for column in columns}
-            _fill_across(client, standard, least, places, sums)
-        return cls(columns, known, np.array(list(scales.values())), sums)
+            tables = {alias: _sent_table(sent, known, asked.by_alias[alias]) for alias in own}
+            fill_across(client.mapping, tables, own, moments)
+        return cls(columns, known, moments)
 
     def covariances(self) -> Floats:
         """With ddof 1; NaN of pairs with fewer than two rows."""
-        count, first, _, both = self.sums
+        count = self.moments[COUNT]
         with np.errstate(all="ignore"):
-            found = np.where(count > 1, (both - first * first.T / count) / (count - 1), np.nan)
-        return np.asarray(found * np.outer(self.scales, self.scales))
+            return np.where(count > 1, self.moments[PRODUCT] / (count - 1), np.nan)
 
     def correlations(self) -> Floats:
         """Of pairs with fewer than two rows, or one value only in these, NaN."""
-        count, first, squares, both = self.sums
+        count, _, squares, both = self.moments
         with np.errstate(all="ignore"):
-            spread = squares - first**2 / count  # of the first column over rows with both
-            spread = np.where(spread > 1e-14 * squares, spread, np.nan)
-            found = (both - first * first.T / count) / np.sqrt(spread * spread.T)
+            size = np.sqrt(np.where(squares > 0, squares, np.nan))  # of the first column over rows with both
+            found = both / size / size.T
         np.fill_diagonal(found, np.where(np.isnan(np.diag(found)), np.nan, 1.0))
         return np.asarray(np.clip(np.where(count > 1, found, np.nan), -1.0, 1.0))
 
@@ -230,51 +224,7 @@ def _check_values(column: OutputColumn, known: NumberSummary, step: str) -> None
         raise LearnError(f"{step}: column {column.name!r} has NaN, infinite or huge values; filter them in WHERE")
 
 
-def _scale(known: NumberSummary) -> float:
-    """The standard deviation; one if it is zero, or outside of what parties accept as a divisor."""
-    found = known.std(0) if known.count else 0.0
-    return float(found) if 1 / LARGE < found < LARGE else 1.0
-
-
-def _fill_across(
-    client: Client, standard: Iterable[Floats], least: Mapping[str, int], places: Mapping[str, list[int]], sums: Floats
-) -> None:
-    """The sums of pairs of columns of two tables, from standardised columns over base rows with NaN for no value.
-
-    With Z the values, 0 where there is none, M whether there is one, and C how often rows of both tables are joined
-    with each other: M'CM, Z'CM, Z^2'CM and Z'CZ. C times a column is a gather and a scatter over the mapping.
-    """
-    present, filled = [], []
-    for values in standard:
-        present.append(~np.isnan(values))
-        filled.append(np.where(present[-1], values, 0.0))
-    for one, other in combinations(places, 2):
-        near, far = sorted((one, other), key=lambda alias: len(places[alias]))
-        through = partial(_through, client, near, far)
-        z, m = (np.stack([each[place] for place in places[far]]).astype(np.float64) for each in (filled, present))
-        for place in places[near]:
-            values, there = filled[place], present[place].astype(np.float64)
-            moved, rows, squares = through(values), through(there), through(values**2)
-            found = np.stack([m @ rows, m @ moved, m @ squares, z @ moved])  # of the near column
-            mirrored = np.stack([found[COUNT], z @ rows, z**2 @ rows, found[PRODUCT]])  # of the far ones
-            hidden = _too_few(client, near, far, there, m, max(least[near], least[far]))
-            found[:, hidden], mirrored[:, hidden] = np.nan, np.nan
-            sums[:, place, places[far]], sums[:, places[far], place] = found, mirrored
-
-
-def _through(client: Client, near: str, far: str, values: Floats) -> Floats:
-    """Values of one table's rows summed at the rows of another, over joined rows."""
-    return client.mapping.scatter_sum(far, client.mapping.gather(near, values))
-
-
-def _too_few(client: Client, near: str, far: str, there: Floats, m: Floats, least: int) -> NDArray[np.bool_]:
-    """For each far column, whether the rows of either table that have both values, or one of them, are some but fewer
-    than ``least``.
-    """
-    hidden = np.zeros(len(m), bool)
-    for place, column in enumerate(m if least > 1 else ()):
-        for here, over in ((there, column), (there, 1.0 - column), (1.0 - there, column)):
-            far_rows = np.count_nonzero((over > 0) & (_through(client, near, far, here) > 0))
-            near_rows = np.count_nonzero((here > 0) & (_through(client, far, near, over) > 0))
-            hidden[place] |= 0 < far_rows < least or 0 < near_rows < least
-    return hidden
+def _sent_table(sent: SentColumns, known: Mapping[str, NumberSummary], columns: Sequence[OutputColumn]) -> TableColumns:
+    """The columns of one table."""
+    found, summaries = [sent.numbers(column) for column in columns], [known[column.name] for column in columns]
+    return TableColumns.of([each.values for each in found], summaries, max(each.least for each in found))

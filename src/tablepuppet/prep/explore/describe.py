@@ -115,7 +115,11 @@ def describe(
     numeric = [column for column in listed if family(column.type) in NUMERIC]
     asked_numbers = numbers or NumberStatistics(client, numeric, shape=True)
     asked_quartiles = Distributions(client, numeric)
-    asked = {column.name: _ask_categories(client, column) for column in listed if family(column.type) in COUNTED}
+    asked = {
+        column.name: _ask_categories(client, column, is_category(column, categorical))
+        for column in listed
+        if family(column.type) in COUNTED
+    }
     summaries, rows = asked_numbers.read(), []
     categories = [each for each in asked.values() if is_category(each.column, categorical)]
     names = ask_public_names(client, [Coded(e.column, e.blinding, e.read().top_digest) for e in categories])
@@ -148,11 +152,11 @@ def is_category(column: OutputColumn, categorical: frozenset[str]) -> bool:
     return column.name in categorical or family(column.type) is Family.TEXT
 
 
-def _ask_categories(client: Client, column: OutputColumn) -> CategoryStatistics:
-    """Distinct values; digests are asked for only where shards must be compared, of floats not too many."""
+def _ask_categories(client: Client, column: OutputColumn, top: bool) -> CategoryStatistics:
+    """Distinct values, and the ``top`` one; more digests only where shards must be compared, of floats not too many."""
     several = MOST_FLOATS if family(column.type) is Family.FLOAT else None
     most = several if len(client.shards(column.alias)) > 1 else 0
-    return CategoryStatistics(client, column, client.new_name(), most)
+    return CategoryStatistics(client, column, client.new_name(), most, top=top)
 
 
 def _categories(found: CategorySummary, joined_rows: int, numbers: int | None, with_share: bool) -> dict[str, Any]:

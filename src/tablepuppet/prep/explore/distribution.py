@@ -133,6 +133,9 @@ KNOWN = np.dtype(
 """A cell of a shard, and the `Bucket` by which it can be cut; None if it cannot."""
 
 
+_InOrder = tuple[tuple[Words, NDArray[np.float64]], tuple[Words, NDArray[np.float64]]]
+
+
 @dataclass
 class Distribution:
     """What the coordinator knows about one column: the cells of all its shards, in no order."""
@@ -140,6 +143,7 @@ class Distribution:
     column: OutputColumn
     shards: list[ShardRows]
     cells: NDArray[np.void] = field(init=False)
+    _in_order: _InOrder | None = field(default=None, init=False)
 
     def __post_init__(self) -> None:
         self.cells = np.zeros(len(self.shards), KNOWN)  # until it is asked, one for all rows of a shard
@@ -163,11 +167,16 @@ class Distribution:
 
     def around(self, rank: float) -> tuple[int, int]:
         """The least and largest word that the value at a rank (from 0) may have, in rising order of joined rows."""
+        (lows, below_lows), (highs, below_highs) = self._in_order or self._sort()
+        first, last = (int(each.searchsorted(rank, side="right")) for each in (below_lows, below_highs))
+        return int(lows[first]), int(highs[last])
+
+    def _sort(self) -> _InOrder:
+        """Ends of cells in their order, with the joined rows up to each; many ranks are looked up in them."""
         lows, highs, weights = self.all_cells()
         by_low, by_high = np.argsort(lows, kind="stable"), np.argsort(highs, kind="stable")
-        first = int(np.searchsorted(np.cumsum(weights[by_low]), rank, side="right"))
-        last = int(np.searchsorted(np.cumsum(weights[by_high]), rank, side="right"))
-        return int(lows[by_low[first]]), int(highs[by_high[last]])
+        self._in_order = (lows[by_low], np.cumsum(weights[by_low])), (highs[by_high], np.cumsum(weights[by_high]))
+        return self._in_order
 
     def all_cells(self) -> tuple[Words, Words, NDArray[np.float64]]:
         """Least words, largest words and joined rows of the cells."""
@@ -209,6 +218,7 @@ class Distribution:
                     "a bucket than before; ask its operator"
                 )
         self.cells = np.concatenate([np.delete(self.cells, list(parts)), *parts.values()])
+        self._in_order = None
 
 
 def _cut_by(shard: int, bucket: Bucket, cells: Cells) -> NDArray[np.void]:
@@ -287,11 +297,11 @@ class Distributions:
         cells = listed.get((alias, shard.party))
         if cells is None:
             return None
-        columns = list(dict.fromkeys(name for name, _ in cells))
+        columns = {name: place for place, name in enumerate(dict.fromkeys(name for name, _ in cells))}
         cut_by = [self._columns[name].cells["buckets"][place] for name, place in cells]
         return {
-            "columns": columns,
-            "places": np.array([columns.index(name) for name, _ in cells], np.int32),
+            "columns": list(columns),
+            "places": np.array([columns[name] for name, _ in cells], np.int32),
             "prefixes": np.array([bucket.prefix for bucket in cut_by], np.uint64),
             "depth": cut_by[0].depth,
         }

@@ -268,7 +268,8 @@ class Attempt:
     def reading(self, alias: str, names: Iterable[str], steps: Sequence[StepSpec]) -> TableSteps:
         """Steps of a table, with the selected columns that they or ``names`` refer to."""
         read = {*names, *(each for step in steps for each in step.reads)}
-        sources = [each for each in self.sources.values() if each.alias == alias and each.name in read]
+        names = read if len(read) < 2 else filter(read.__contains__, self.sources)  # one needs no order
+        sources = [each for name in names if (each := self.sources.get(name)) and each.alias == alias]
         return TableSteps(
             tuple(each.column for each in sources if not each.was_text),
             tuple((each.column, each.read_by) for each in sources if each.was_text),

@@ -7,6 +7,7 @@ for all columns together. `foresee` computes the number of trips from a plan alo
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from tablepuppet.errors import LearnError
@@ -187,7 +188,7 @@ def encoders(attempt: Attempt, alias: str) -> tuple[tuple[NumberEncoder, ...], t
     """The encoders of a table, and what its parties do before they use them."""
     live = {name: each for name, each in attempt.columns.items() if each.alias == alias}
     program: list[StepSpec] = needed_for(attempt.program.get(alias, []), live)
-    last = {name: _fold(program, name) for name, each in live.items() if each.kind in ("number", "flag")}
+    program, last = _fold(program, [name for name, each in live.items() if each.kind in ("number", "flag")])
     read = attempt.reading(alias, live, program).columns
     table = attempt.reading(alias, live, program + [Drop(each.name) for each in read if each.name not in live])
     sizes = {column.name: len(digests) for column, digests in table.categories}
@@ -209,13 +210,18 @@ def _category(column: Column, statistics: Statistics) -> CategoryEncoder:
     return CategoryEncoder(column.column, column.digests, shares, column.more)
 
 
-def _fold(program: list[StepSpec], name: str) -> tuple[float, float]:
-    """Take a column's last scaling out of the steps, with a fill by its centre: encoders do the same."""
-    uses = [place for place, step in enumerate(program) if name in (*step.reads, step.writes)]
-    last = program[uses[-1]] if uses else None
-    if not isinstance(last, Scale):
-        return 0.0, 1.0
-    before = program[uses[-2]] if len(uses) > 1 else None
-    gone = uses[-2:] if isinstance(before, Fill) and before.value == last.centre else uses[-1:]
-    program[:] = [step for place, step in enumerate(program) if place not in gone]
-    return last.centre, last.scale
+def _fold(program: list[StepSpec], names: Iterable[str]) -> tuple[list[StepSpec], dict[str, tuple[float, float]]]:
+    """Take the last scaling of columns out of the steps, with a fill by its centre: encoders do the same."""
+    uses: dict[str, list[int]] = {}
+    for place, step in enumerate(program):
+        for name in {*step.reads, step.writes}:
+            uses.setdefault(name, []).append(place)
+    gone, scales = set[int](), dict[str, tuple[float, float]]()
+    for name in names:
+        own = uses.get(name, [])
+        last, before = (program[own[-1]] if own else None), (program[own[-2]] if len(own) > 1 else None)
+        scales[name] = 0.0, 1.0
+        if isinstance(last, Scale):
+            scales[name] = last.centre, last.scale
+            gone.update(own[-2:] if isinstance(before, Fill) and before.value == last.centre else own[-1:])
+    return [step for place, step in enumerate(program) if place not in gone], scales

@@ -107,7 +107,7 @@ Wanted = Mapping[Hashable, Question]
 class Needs:
     """Statistics of columns as they are read, which a fit asks for in its first trip; others when it wants them."""
 
-    numbers: list[OutputColumn] = field(default_factory=list)
+    numbers: dict[str, OutputColumn] = field(default_factory=dict)
     categories: dict[str, tuple[OutputColumn, int]] = field(default_factory=dict)  # and of how many at most
     ranks: dict[str, OutputColumn] = field(default_factory=dict)
 
@@ -198,7 +198,7 @@ class Known(Statistics):
     def __init__(self, client: Client, blinding: str, needs: Needs):
         super().__init__(client.plan, client.owners)
         self._client, self._blinding, self.rows = client, blinding, float(len(client.mapping))
-        self._numbers = NumberStatistics(client, needs.numbers)
+        self._numbers = NumberStatistics(client, needs.numbers.values())
         self._categories = {name: self._ask_categories(*each) for name, each in needs.categories.items()}
         self._cells = [Distributions(client, needs.ranks.values())] if needs.ranks else []
         self._summaries: dict[str, NumberSummary] | None = None
@@ -374,8 +374,7 @@ class Foreseen(Statistics):
 
     def number(self, column: OutputColumn) -> NumberSummary:
         """Numbers from 1 to 10, of which some are missing."""
-        if column not in self.needs.numbers:
-            self.needs.numbers.append(column)
+        self.needs.numbers[column.name] = column
         ends = (1.0, 10.0) if is_public(self.plan, column) else (math.nan, math.nan)
         return NumberSummary(900.0, 5.0, 9000.0, 0.0, self.rows, *ends)
 

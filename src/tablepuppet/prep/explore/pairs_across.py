@@ -1,0 +1,148 @@
+"""Moments of pairs of columns of two tables, at the coordinator: it has both, one number per base row.
+
+Input: the columns of each table over its base rows, and the mapping. Output: moments as in pair_moments.py. With Z the
+values about the means of their columns, 0 where there is none, M whether there is one, and C how often rows of both
+tables are joined with each other, they follow from M'CM, Z'CM, Z^2'CM and Z'CZ. C times a column is a gather and a
+scatter over the mapping, and columns with values in the same rows share those of M. Pairs that lose digits by that are
+computed over joined rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import combinations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tablepuppet.arrays import take
+from tablepuppet.mapping.table_mapping import TableMapping
+from tablepuppet.pieces import pieces
+from tablepuppet.prep.columns.statistics import NumberSummary
+from tablepuppet.prep.explore.pair_moments import Booleans, Floats, lost_digits, merged, pair_moments
+
+
+@dataclass(frozen=True)
+class TableColumns:
+    """Columns of one table over its base rows, and the different sets of rows that have a value."""
+
+    columns: Sequence[Floats]  # NaN where there is no value
+    means: Floats
+    centred: Floats  # (columns, rows), 0 where there is no value
+    masks: Booleans  # (masks, rows)
+    mask_of: NDArray[np.intp]  # (columns,)
+    squares: Floats  # sums of squares over joined rows, (columns,); the sums of centred values are zero
+    least: int  # base rows of a group
+
+    @classmethod
+    def of(cls, columns: Sequence[Floats], known: Sequence[NumberSummary], least: int) -> TableColumns:
+        """From values with NaN for none, and the statistics of the columns."""
+        means, squares = (np.nan_to_num([getattr(each, name) for each in known]) for name in ("mean", "squares"))
+        centred = np.empty((len(columns), len(columns[0])))
+        numbers: dict[bytes, int] = {}
+        masks, mask_of = list[Booleans](), list[int]()
+        for line, values, summary, mean in zip(centred, columns, known, means, strict=True):
+            np.subtract(values, mean, out=line)
+            missing = np.isnan(line) if summary.missing else np.zeros(len(line), bool)
+            if summary.missing:
+                line[missing] = 0.0
+            mask_of.append(numbers.setdefault(np.packbits(missing).tobytes(), len(numbers)))
+            if len(masks) < len(numbers):
+                masks.append(~missing)
+        return cls(columns, means, centred, np.stack(masks), np.array(mask_of), squares, least)
+
+    @cached_property
+    def is_complete(self) -> bool:
+        """Whether no value is missing."""
+        return bool(self.masks.all())
+
+    def values(self, place: int, rows: NDArray[np.integer]) -> tuple[Floats, Booleans]:
+        """(the numbers of a column in some rows, which of them have one)."""
+        found = take(self.columns[place], rows)
+        return found, ~np.isnan(found)
+
+
+def fill_across(
+    mapping: TableMapping, tables: Mapping[str, TableColumns], places: Mapping[str, list[int]], moments: Floats
+) -> None:
+    """Put in the moments of all pairs of columns of two tables; ``places`` are those of each table's columns."""
+    for one, other in combinations(tables, 2):
+        near, far = sorted((one, other), key=lambda alias: len(places[alias]))
+        found, mirrored = _across(mapping, near, far, tables[near], tables[far])
+        moments[:, np.array(places[near])[:, None], places[far]] = found
+        moments[:, np.array(places[far])[:, None], places[near]] = mirrored.swapaxes(1, 2)
+
+
+def _across(
+    mapping: TableMapping, near: str, far: str, ours: TableColumns, theirs: TableColumns
+) -> tuple[Floats, Floats]:
+    """Moments of each near column with each far one, and those of the far one: (4, near, far) twice."""
+    at_far, at_near, shape = theirs.mask_of, ours.mask_of[:, None], (len(ours.centred), len(theirs.centred))
+    moved = _through(mapping, near, far, ours.centred)  # (near columns, far rows)
+    if ours.is_complete:  # then sums over rows with both are those over all joined rows
+        there = mapping.counts(far)[None].astype(np.float64)
+        second, far_squares = np.zeros(shape), np.broadcast_to(theirs.squares, shape)
+    else:
+        there = _through(mapping, near, far, ours.masks.astype(np.float64))
+        second, far_squares = ((there @ each.T)[ours.mask_of] for each in (theirs.centred, theirs.centred**2))
+    if theirs.is_complete:
+        count = np.broadcast_to(there.sum(axis=1)[at_near], shape)
+        first, squares = np.zeros(shape), np.broadcast_to(ours.squares[:, None], shape)
+    else:
+        over = theirs.masks.T.astype(np.float64)
+        count = (there @ over)[at_near, at_far]
+        each_square = _through(mapping, near, far, ours.centred**2)
+        first, squares = ((each @ over)[:, at_far] for each in (moved, each_square))
+    with np.errstate(all="ignore"):
+        own, their = (np.where(count > 0, each / count, 0.0) for each in (first, second))
+    left, far_left = squares - first * own, far_squares - second * their
+    products = moved @ theirs.centred.T - first * their
+    found = np.stack([count, ours.means[:, None] + own, left, products])
+    mirrored = np.stack([count, theirs.means + their, far_left, products])
+    lost = lost_digits(left, squares) | lost_digits(far_left, far_squares)
+    _compute_again(mapping, (near, far), (ours, theirs), lost, (found, mirrored))
+    hidden = _too_few(mapping, near, far, ours, theirs)[at_near, at_far]
+    for each in (found, mirrored):
+        each[:, hidden] = np.nan
+    return found, mirrored
+
+
+def _through(mapping: TableMapping, near: str, far: str, values: Floats) -> Floats:
+    """Columns of one table's rows, (columns, rows), summed at the rows of another, over joined rows."""
+    return mapping.scatter_sum(far, mapping.gather(near, values.T)).T
+
+
+def _compute_again(
+    mapping: TableMapping, aliases: tuple[str, str], tables: tuple[TableColumns, TableColumns], lost: Booleans,
+    results: tuple[Floats, Floats],
+) -> None:  # fmt: skip
+    """Put in the moments of pairs that have lost digits, from the joined rows."""
+    for place in np.flatnonzero(lost.any(axis=1)).tolist():
+        others = np.flatnonzero(lost[place])
+        listed = [(0, place), *((1, other) for other in others.tolist())]
+        moments = np.zeros((4, len(listed), len(listed)))
+        for part in pieces(len(mapping), len(listed)):
+            rows = [mapping.tables[alias].index[part] for alias in aliases]
+            values, present = zip(*(tables[side].values(each, rows[side]) for side, each in listed), strict=True)
+            moments = merged(moments, pair_moments(np.stack(values), np.stack(present), np.ones(len(rows[0]))))
+        results[0][:, place, others], results[1][:, place, others] = moments[:, 0, 1:], moments[:, 1:, 0]
+
+
+def _too_few(mapping: TableMapping, near: str, far: str, ours: TableColumns, theirs: TableColumns) -> Booleans:
+    """For each mask of both tables, whether the rows of either table that have both values, or one of them, are some
+    but fewer than a group has.
+    """
+    least = max(ours.least, theirs.least)
+    hidden = np.zeros((len(ours.masks), len(theirs.masks)), bool)
+    if least <= 1:
+        return hidden
+    for place, there in enumerate(ours.masks):
+        for other, column in enumerate(theirs.masks):
+            for here, over in ((there, column), (there, ~column), (~there, column)):
+                if here.any() and over.any():
+                    for one, two, at_one, at_two in ((near, far, here, over), (far, near, over, here)):
+                        met = _through(mapping, one, two, at_one[None].astype(np.float64))[0] > 0
+                        hidden[place, other] |= 0 < np.count_nonzero(at_two & met) < least
+    return hidden
