@@ -134,8 +134,8 @@ class Relation:
 
     @property
     def wire(self) -> str:
-        """Precision of row arrays on the wire."""
-        return self._session.settings.wire
+        """Precision of row arrays on the wire; float64 in one process, where nothing is rounded."""
+        return self._session.wire
 
     @property
     def max_categories(self) -> int:

@@ -16,7 +16,8 @@ from tablepuppet.learn.tables.linear import LinearTable
 from tablepuppet.learn.tables.parameters import TableParameters
 
 Array = NDArray[np.float64]
-FLOOR = 1e-10  # eigenvalues below this share of the largest one are not inverted
+FLOOR = 1e-13  # eigenvalues below this share of the largest one are rounding errors, and are not inverted
+SPREAD = 1e6  # ratio of the columns' variances above which they are scaled before eigenvectors are computed
 LEAST_CURVATURE = 1e-3  # smallest share of the largest curvature over outputs: softmax has none along (1, .., 1)
 SMALLEST, LARGEST = 1e-60, 1e60  # bounds of predictions
 LARGE = 2.0  # times the usual size of predictions: larger ones are clipped
@@ -25,25 +26,49 @@ Curvature = float | Array  # the same for every output, or (outputs, outputs)
 
 @dataclass
 class Ridge:
-    """Eigenvalues and eigenvectors of a table's Gram matrix, the current direction and the last steps."""
+    """Eigenvalues and eigenvectors of a table's Gram matrix, the current direction and the last steps.
+
+    If the columns are of very different scale, they are those of the Gram matrix of columns divided by ``scale``: the
+    largest column's rounding errors would exceed the eigenvalues of the smallest.
+    """
 
     values: Array  # eigenvalues
     vectors: Array | None  # eigenvectors; None: the identity
     means: Array | None  # (width,) means of the columns over joined rows; None: not known
     direction: Array
+    scale: Array | None = None  # (width,)
+    left: float = field(default=0.0, init=False)  # decrease that the gradient promises where nothing is inverted
     steps: list[Array] = field(default_factory=list, init=False)  # the newest first
 
     def turn(self, theta: Array, sums: Array, l2: float, curvature: Curvature) -> Array:
-        """The new direction -p from T^T Y, solved in the eigenvectors of the columns and of the outputs."""
-        assert self.vectors is not None, "made by new_ridge or new_noisy_ridge"
+        """The new direction -p from T^T Y, solved in the eigenvectors of the columns and of the outputs.
+
+        The sums are of centred columns. A direction below the floor is left out, and ``left`` is what the gradient
+        promises along it: next to nothing if the columns depend on each other.
+        """
+        assert self.vectors is not None, "made by ridge_parameters or noisy_ridge_parameters"
         outputs = math.prod(theta.shape[1:])
         gradient = (sums + l2 * theta).reshape(len(theta), outputs)  # (width, outputs)
         curvatures, classes = np.linalg.eigh(square_curvature(curvature, outputs))
-        kept = self.values > FLOOR * max(self.values.max(initial=0.0), 1e-300)
-        scale = np.where(kept[:, None], np.outer(self.values, curvatures) + l2, np.inf)
-        turned = self.vectors @ ((self.vectors.T @ gradient @ classes) / scale) @ classes.T
-        self.direction = -turned.reshape(theta.shape)
+        hessian = np.outer(self.values, curvatures) + self._penalties(l2)[:, None]
+        floor = FLOOR * max(self.values.max(initial=0.0), 1e-300) * curvatures[None, :]
+        kept = hessian > floor
+        turned = self.vectors.T @ self._scaled(gradient) @ classes
+        self.left = 0.5 * float(np.sum(np.where(kept, 0.0, turned**2 / floor)))
+        solved = self.vectors @ (turned / np.where(kept, hessian, np.inf)) @ classes.T
+        self.direction = -self._scaled(solved).reshape(theta.shape)
         return self.direction
+
+    def _scaled(self, values: Array) -> Array:
+        """Values divided by the scales of columns: a gradient by scaled parameters, or these in their own units."""
+        return values if self.scale is None else values / self.scale.reshape(-1, *[1] * (values.ndim - 1))
+
+    def _penalties(self, l2: float) -> Array:
+        """The L2 penalty of each eigenvector. If columns are scaled, that is its diagonal only: a preconditioner."""
+        assert self.vectors is not None, "its callers know"
+        if self.scale is None:
+            return np.full(len(self.values), l2)
+        return np.asarray(l2 * (self.vectors**2).T @ self.scale**-2)
 
     def advance(self, theta: Array, mix: Array, memory: int) -> Array:
         """theta + mix[0] * direction + sum_k mix[k] * (k-th last step); store it as the newest of ``memory`` steps."""
@@ -69,8 +94,7 @@ class Ridge:
 
         ``total`` is the sum of Y over all rows, ``curvature`` a bound of the loss's second derivative by one score.
         """
-        centred = sums - np.multiply.outer(self._centres, total).reshape(sums.shape)
-        step = self._conditioned(centred + l2 * theta, lr, l2, curvature, damping)
+        step = self._conditioned(self.centred(sums, total) + l2 * theta, lr, l2, curvature, damping)
         self.direction = momentum * self.direction + step
         return theta - without_mean(self.direction)
 
@@ -81,17 +105,23 @@ class Ridge:
         curvature * k / r + damping * curvature * sum(k). The first term alone would give r times a Newton step. The
         second damps columns that few rows of a batch have, such as rare categories.
         """
-        scale = (curvature * self.values + l2) / max(lr, 1e-300)
+        penalties = l2 if self.vectors is None else self._penalties(l2)
+        scale = (curvature * self.values + penalties) / max(lr, 1e-300)
         scale = scale + damping * curvature * self.values.sum()
-        kept = (self.values > FLOOR * self.values.max(initial=0.0)) & (scale > 0)
+        floor = 0.0 if self.vectors is None else FLOOR * self.values.max(initial=0.0)
+        kept = (self.values > floor) & (scale > 0)
         scale = np.where(kept, scale, np.inf).reshape(-1, *[1] * (gradient.ndim - 1))
         if self.vectors is None:
             return np.asarray(gradient / scale)
-        return np.asarray(self.vectors @ ((self.vectors.T @ gradient) / scale))
+        return self._scaled(self.vectors @ ((self.vectors.T @ self._scaled(gradient)) / scale))
 
     def centre(self, theta: Array) -> Array:
         """The mean prediction over joined rows, (outputs,)."""
         return np.atleast_1d(self._centres @ theta)
+
+    def centred(self, sums: Array, total: Array) -> Array:
+        """T^T Y of centred columns; ``total`` is the sum of Y over all rows."""
+        return sums - np.multiply.outer(self._centres, total).reshape(sums.shape)
 
     @property
     def _centres(self) -> Array:
@@ -101,7 +131,7 @@ class Ridge:
 
     def size(self, theta: Array) -> float:
         """The root mean square of T theta, from the Gram matrix; always positive."""
-        assert self.vectors is not None, "made by new_noisy_ridge"
+        assert self.vectors is not None, "made by noisy_ridge_parameters"
         turned = self.vectors.T @ theta
         return float(np.sqrt(np.sum(self.values @ turned**2))) or 1e-12
 
@@ -133,10 +163,23 @@ def diagonal_ridge_parameters(means: Array, squares: Array, outputs: int) -> Tab
     return _zeros(len(means), outputs, squares, None, means)
 
 
-def ridge_parameters(gram: Array, means: Array, outputs: int) -> TableParameters:
-    """Zero parameters, with the eigendecomposition of a centred Gram matrix."""
-    values, vectors = np.linalg.eigh(gram - np.outer(means, means))
-    return _zeros(len(gram), outputs, np.maximum(values, 0.0), vectors, means)
+def ridge_parameters(gram: Array, means: Array, outputs: int, l2: float) -> TableParameters:
+    """Zero parameters, with the eigendecomposition of the Gram matrix of centred columns."""
+    scale = column_scale(np.diag(gram), l2)
+    values, vectors = np.linalg.eigh(gram if scale is None else gram / np.outer(scale, scale))
+    return _zeros(len(gram), outputs, np.maximum(values, 0.0), vectors, means, scale)
+
+
+def column_scale(variances: Array, l2: float) -> Array | None:
+    """What to divide columns by before their Gram matrix is decomposed; None if their scales are alike.
+
+    The L2 penalty counts as variance: where it is larger, it decides the step.
+    """
+    sizes = variances + l2
+    known = sizes[sizes > 0]
+    if not len(known) or known.max() <= SPREAD * known.min():
+        return None
+    return np.sqrt(np.where(sizes > 0, sizes, 1.0))
 
 
 def noisy_ridge_parameters(gram: Array, noise: float, outputs: int) -> TableParameters:
@@ -148,7 +191,9 @@ def noisy_ridge_parameters(gram: Array, noise: float, outputs: int) -> TablePara
     return part
 
 
-def _zeros(width: int, outputs: int, values: Array, vectors: Array | None, means: Array | None) -> TableParameters:
+def _zeros(
+    width: int, outputs: int, values: Array, vectors: Array | None, means: Array | None, scale: Array | None = None
+) -> TableParameters:
     model = LinearTable(width, outputs)
     theta = model.start(0, "", width)
-    return TableParameters(model, theta, memory=Ridge(values, vectors, means, np.zeros_like(theta)))
+    return TableParameters(model, theta, memory=Ridge(values, vectors, means, np.zeros_like(theta), scale))
