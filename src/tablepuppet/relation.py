@@ -138,6 +138,11 @@ class Relation:
         return self._session.wire
 
     @property
+    def double(self) -> bool:
+        """Whether networks are computed in double precision: if the federation has wire="float64"."""
+        return self._session.settings.wire == "float64"
+
+    @property
     def max_categories(self) -> int:
         """Distinct values beyond which text is no feature."""
         return self._session.settings.max_categories

@@ -98,6 +98,5 @@ def sgd_has_converged(model: LinearModel, loss: JoinedLoss, intercept: Array) ->
     if not model.is_whole:
         return False
     begin, end = Plane(loss, directions, model.l2, products).lowest(known)
-    promised = promised_decrease(float(begin.slope[0]), begin.hessian, curvature, loss.outputs, model.disagreement)
-    gain = max(begin.objective - end.objective, promised + model.left)
+    gain = begin.objective - end.objective + model.disagreement + model.left
     return bool(gain <= max(CLOSE * abs(begin.objective), 0.0 if loss.quadratic else NEAR))
