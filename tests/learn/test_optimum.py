@@ -37,7 +37,8 @@ class World:
         made: list[dict[str, Any]] = []
         keys = [np.arange(rows), *(rng.integers(0, max(rows // 4, 12), rows) for _ in range(tables - 1))]
         for table, key in enumerate(keys):
-            own, here = int(key.max()) + 1, {}
+            own = int(key.max()) + 1
+            here: dict[str, Any] = {}
             for number in range(int(rng.integers(1, 4))):
                 near = 10.0 ** rng.uniform(-4, 0)
                 value = common[:own, number] + near * rng.normal(size=own)
@@ -75,7 +76,7 @@ class World:
 
     def fit(self, fed: tp.Federation, **settings: Any) -> Any:
         """The learner of the task, fitted."""
-        prep = {} if self.standard else {"prep": RAW}
+        prep: Any = {} if self.standard else {"prep": RAW}
         return learner(self.classes, l2=self.l2, **settings).fit(fed.sql(self.sql, label="y", **prep))
 
 
@@ -161,7 +162,7 @@ def test_columns_of_different_scale(tmp_path: Path, solver: str) -> None:
     y = 3 * small + 0.5 * large - other + 0.1 * rng.normal(size=300)
     parties, sql = two_tables({"small": small, "large": 1e6 * large + 1e8, "y": y}, {"other": other})
     relation = federation(tmp_path, parties).sql(sql, label="y", prep=RAW)
-    model = tp.LinearRegression(l2=0.0, solver=solver).fit(relation)
+    model = learner(None, l2=0.0, solver=solver).fit(relation)
     at_optimum(model, optimum(np.stack([small, 1e6 * large, other], axis=1), y, 0.0, None))
     assert model.coef_["t0.small"] == pytest.approx(3, abs=0.05)
 

@@ -195,9 +195,13 @@ class Descent:
     def _distance(self, begin: Point, end: Point, curvature: Curvature, metric: Array, tol: float) -> Distance:
         """How far the optimum may be."""
         model, outputs = self.model, self.loss.outputs
-        promised = promised_decrease(float(begin.slope[0]), begin.hessian, curvature, outputs, model.disagreement)
+        # of consensus, whose directions are no ridge solves yet, only what a step and the shards could gain is known
+        agreeing = model.disagreement > 0
+        slope = 0.0 if agreeing and not end.weights.any() else float(begin.slope[0])
+        promised = promised_decrease(slope, begin.hessian, curvature, outputs, model.disagreement)
         scale, promised = max(abs(end.objective), self._zero), promised + model.left
-        flat = flatness(begin.hessian, metric, outputs) if promised <= tol * scale else 1.0
+        is_flat = promised <= tol * scale and not agreeing
+        flat = flatness(begin.hessian, metric, outputs) if is_flat else 1.0
         weight = float(np.trace(begin.hessian[-outputs:, -outputs:])) / outputs
         sent = flat * (float(np.finfo(model.lou.wire).eps) / 4) ** 2 * abs(end.loss)  # rounding of gradients
         return Distance(promised, flat, weight * self._drift**2 + sent, scale)
