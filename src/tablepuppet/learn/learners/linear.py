@@ -165,7 +165,7 @@ class LinearLearner(SolverLearner):
             return Costs(Cost(1, 1), Cost(1, self.promise_.steps_of_round + 1))
         inner = self.solving.inner_trips
         if self.solver_ != "sgd":
-            return Costs(Cost(1, 1), Cost(1, inner + 1))  # once, predictions of double precision may be needed
+            return Costs(Cost(0, 1), Cost(0, inner + 1))
         return Costs(Cost(3, batches), Cost(inner + 3, 2 * batches))  # one extra round checks convergence at the end
 
     def _check_private(self) -> None:

@@ -87,6 +87,7 @@ class Descent:
         self._directions = Directions(loss.rows, self._memory + 1)
         self._errors: list[float] = []  # bounds of the rounding error in X d of each step
         self._drift = 0.0  # bound of the rounding error of the scores
+        self._stale = False  # whether this error could hide what is left to do
         self._centres = np.zeros(
             (0, loss.outputs)
         )  # of each step: the mean over joined rows, absorbed by the intercept
@@ -107,9 +108,12 @@ class Descent:
             value = self.loss.evaluate()
             report(Round(1, value, value, self.intercept, converged=True))
             return self.intercept, True
-        converged = False
-        for number in range(1, rounds + 1):
+        converged, number, last = False, 0, rounds
+        while number < last:
+            number += 1
             end, near, ended = self._round(tol)
+            if self._stale and number < last:
+                end, last = self._made_exact(end), last - 1  # parties send as much as in a round
             converged = near and self.model.is_whole
             if report(Round(number, end.objective, end.loss, self.intercept, converged)) or converged:
                 break
@@ -150,10 +154,10 @@ class Descent:
         small = distance.is_small(tol) or (stuck and (rule is not self._gradient or model.noise is not None))
         near = rule is self._gradient and (small if model.noise else distance.has_converged(tol))
         hidden = not distance.is_sound(tol) or (small and not near and rule is self._gradient)
-        stale = hidden and not model.is_exact and model.noise is None
+        self._stale = hidden and not model.is_exact and model.noise is None
         # directions of consensus are nearly parallel
         kept = self._memory if not model.disagreement or _is_exact(error, mix, begin.hessian, model.lou.wire) else 0
-        if stale or (small and rule is not self._gradient):
+        if self._stale or (small and rule is not self._gradient):
             kept = 0  # X d of these steps is rounded too; nor are steps without gain worth keeping
         kept = min(kept, 1) if changed else kept
         model.advance(mix, kept)
@@ -163,7 +167,7 @@ class Descent:
             begin.hessian[-loss.outputs :, -loss.outputs :],
         )
         steady = model.was_steady()
-        ended = stuck and rule is self._gradient and not stale and not model.disagreement
+        ended = stuck and rule is self._gradient and not self._stale and not model.disagreement
         self._rule = rule = self._gradient if small else rule
         loss.rows.each(_take_step, directions, None if end.mixed else mix, shift, rule, is_evaluated=end.evaluated)
         directions.keep_step(mix)
@@ -173,8 +177,6 @@ class Descent:
         self._errors, self._centres = [error, *self._errors], np.vstack([mix @ centres, self._centres])
         self._metric = steps @ (metric - model.l2 * products[:-1, :-1]) @ steps.T
         self._forget_steps(kept)
-        if stale:
-            end = self._made_exact(end)
         return end, steady and near, steady and (near or ended)
 
     def _forget_steps(self, kept: int) -> None:
@@ -210,7 +212,7 @@ class Descent:
         """The same point, its scores computed anew from the parameters; values are of double precision from now on."""
         self.model.send_as("float64")
         self.model.predict(self.intercept)
-        self._drift, self._known, self._slopes = 0.0, self.loss.evaluate(), False
+        self._drift, self._stale, self._known, self._slopes = 0.0, False, self.loss.evaluate(), False
         return replace(end, loss=self._known, objective=end.objective - end.loss + self._known)
 
 

@@ -194,7 +194,7 @@ class LinearModel(FederatedModel):
         self.left = sum(float(replies[a][0]["left"]) for a in self.alone) + sum(ridge.left for ridge in ridges)
         centres = [replies[alias][0]["centre"] for alias in self.alone]
         centres += [ridge.centre(ridge.direction) for ridge in ridges if self.noise is None]
-        self.centre = np.sum([np.zeros(self.outputs), *centres], axis=0)
+        self.centre = np.zeros(self.outputs) + sum(centres)
         precision = float(np.finfo(self.lou.wire).eps) / 4
         self.rounding = precision * sum(float(np.sqrt(np.mean(np.square(each)))) for each in predictions.values())
         if self.noise is not None:  # and nobody is lost, as nothing stands in for noisy directions
