@@ -88,9 +88,7 @@ class Descent:
         self._errors: list[float] = []  # bounds of the rounding error in X d of each step
         self._drift = 0.0  # bound of the rounding error of the scores
         self._stale = False  # whether this error could hide what is left to do
-        self._centres = np.zeros(
-            (0, loss.outputs)
-        )  # of each step: the mean over joined rows, absorbed by the intercept
+        self._centres = np.zeros((0, loss.outputs))  # of each step: the mean of X d, which the intercept absorbs
         self._metric = np.zeros((0, 0))  # products of steps by the preconditioner, without the penalty
         self._zero = PERFECT * abs(self._known)
         self._before: Array | None = None
@@ -112,7 +110,7 @@ class Descent:
         while number < last:
             number += 1
             end, near, ended = self._round(tol)
-            if self._stale and number < last:
+            if self._stale and number < last and self.model.is_whole:
                 end, last = self._made_exact(end), last - 1  # parties send as much as in a round
             converged = near and self.model.is_whole
             if report(Round(number, end.objective, end.loss, self.intercept, converged)) or converged:
@@ -151,7 +149,7 @@ class Descent:
         metric = self._metric_of(begin.slope, model.l2 * products[:-1, :-1])
         distance = self._distance(begin, end, curvature, metric, tol)
         stuck = not end.weights.any()
-        small = distance.is_small(tol) or (stuck and (rule is not self._gradient or model.noise is not None))
+        small = distance.is_small(tol) or (stuck and rule is not self._gradient)
         near = rule is self._gradient and (small if model.noise else distance.has_converged(tol))
         hidden = not distance.is_sound(tol) or (small and not near and rule is self._gradient)
         self._stale = hidden and not model.is_exact and model.noise is None
@@ -162,10 +160,8 @@ class Descent:
         kept = min(kept, 1) if changed else kept
         model.advance(mix, kept)
         self._known, self._slopes = (end.loss, True) if end.evaluated else (None, False)
-        self.intercept, self._before = (
-            self.intercept + shift - mix @ centres,
-            begin.hessian[-loss.outputs :, -loss.outputs :],
-        )
+        self.intercept = self.intercept + shift - mix @ centres
+        self._before = begin.hessian[-loss.outputs :, -loss.outputs :]
         steady = model.was_steady()
         ended = stuck and rule is self._gradient and not self._stale and not model.disagreement
         self._rule = rule = self._gradient if small else rule
@@ -181,11 +177,8 @@ class Descent:
 
     def _forget_steps(self, kept: int) -> None:
         """Forget what is known of all but the newest steps."""
-        self._errors, self._centres, self._metric = (
-            self._errors[:kept],
-            self._centres[:kept],
-            self._metric[:kept, :kept],
-        )
+        self._errors, self._centres = self._errors[:kept], self._centres[:kept]
+        self._metric = self._metric[:kept, :kept]
 
     def _metric_of(self, slope: Array, penalty: Array) -> Array:
         """Products of the plane's directions by the preconditioner M, since M p = -g for the newest."""
@@ -197,21 +190,30 @@ class Descent:
     def _distance(self, begin: Point, end: Point, curvature: Curvature, metric: Array, tol: float) -> Distance:
         """How far the optimum may be."""
         model, outputs = self.model, self.loss.outputs
-        # of consensus, whose directions are no ridge solves yet, only what a step and the shards could gain is known
-        agreeing = model.disagreement > 0
-        slope = 0.0 if agreeing and not end.weights.any() else float(begin.slope[0])
+        # directions of consensus are no ridge solves yet, and noisy ones never: only what a step gains is known
+        rough = model.disagreement > 0 or model.noise is not None
+        slope = 0.0 if rough and not end.weights.any() else float(begin.slope[0])
         promised = promised_decrease(slope, begin.hessian, curvature, outputs, model.disagreement)
         scale, promised = max(abs(end.objective), self._zero), promised + model.left
-        is_flat = promised <= tol * scale and not agreeing
-        flat = flatness(begin.hessian, metric, outputs) if is_flat else 1.0
+        is_asked = promised <= tol * scale and not rough
+        flat = flatness(begin.hessian, metric, outputs) if is_asked else 1.0
         weight = float(np.trace(begin.hessian[-outputs:, -outputs:])) / outputs
         sent = flat * (float(np.finfo(model.lou.wire).eps) / 4) ** 2 * abs(end.loss)  # rounding of gradients
         return Distance(promised, flat, weight * self._drift**2 + sent, scale)
 
     def _made_exact(self, end: Point) -> Point:
-        """The same point, its scores computed anew from the parameters; values are of double precision from now on."""
+        """The same point, its scores computed anew from the parameters; values are of double precision from now on.
+
+        If a party is lost, scores stay as they are: what would stand in for its predictions is not what they contain.
+        """
+        room = self._directions.new()
+        self._directions.order.clear()
         self.model.send_as("float64")
-        self.model.predict(self.intercept)
+        self.model.predict(self.intercept, room)
+        if not self.model.is_whole:
+            self.model.send_as(self.model.wire)
+            return end
+        self.loss.rows.each(_set_scores, room)
         self._drift, self._stale, self._known, self._slopes = 0.0, False, self.loss.evaluate(), False
         return replace(end, loss=self._known, objective=end.objective - end.loss + self._known)
 
@@ -220,6 +222,10 @@ def _is_exact(error: float, mix: Array, hessian: Array, wire: str) -> bool:
     """Whether the rounding error of a step is small: if it is a small difference of large steps, it inherits theirs."""
     length = max(float(mix @ hessian[: len(mix), : len(mix)] @ mix), 0.0) ** 0.5
     return bool(error <= max(DRIFT, 10 * float(np.finfo(wire).eps)) * length)
+
+
+def _set_scores(block: Block, column: Column) -> None:
+    block[SCORES][:] = block[column]
 
 
 def _take_step(

@@ -195,8 +195,9 @@ class LinearModel(FederatedModel):
         centres = [replies[alias][0]["centre"] for alias in self.alone]
         centres += [ridge.centre(ridge.direction) for ridge in ridges if self.noise is None]
         self.centre = np.zeros(self.outputs) + sum(centres)
-        precision = float(np.finfo(self.lou.wire).eps) / 4
-        self.rounding = precision * sum(float(np.sqrt(np.mean(np.square(each)))) for each in predictions.values())
+        if self.noise is None:
+            precision = float(np.finfo(self.lou.wire).eps) / 4
+            self.rounding = precision * sum(float(np.sqrt(np.mean(np.square(each)))) for each in predictions.values())
         if self.noise is not None:  # and nobody is lost, as nothing stands in for noisy directions
             self._bounds = {alias: float(replies[alias][0]["bound"]) for alias in self.alone}
         products = {alias: replies[alias][0]["products"] for alias in self.alone if alias not in self.lost.still}
