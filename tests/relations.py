@@ -32,6 +32,7 @@ import tablepuppet as tp
 from tablepuppet.party.added_noise import PredictionNoise
 from tablepuppet.party.request import Reply, Request, Step
 from tablepuppet.party.service import HERE, Party
+from tablepuppet.session import Session
 from tablepuppet.wire.closing import closer
 from tablepuppet.wire.engine import Engine
 from tablepuppet.wire.in_process import InProcessTransport
@@ -148,6 +149,11 @@ def record_wire(monkeypatch: pytest.MonkeyPatch) -> list[Message]:
     keep(recording)
     monkeypatch.setattr(Engine, "measured", recording)
     return messages
+
+
+def round_as_services(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let parties in this process round their values to the precision of the wire, as services do."""
+    monkeypatch.setattr(Session, "wire", property(lambda session: session.settings.wire))
 
 
 def warnings_of(fed: tp.Federation) -> list[tp.Event]:

@@ -134,8 +134,13 @@ class Relation:
 
     @property
     def wire(self) -> str:
-        """Precision of row arrays on the wire."""
-        return self._session.settings.wire
+        """Precision of row arrays on the wire; float64 in one process, where nothing is rounded."""
+        return self._session.wire
+
+    @property
+    def double(self) -> bool:
+        """Whether networks are computed in double precision: if the federation has wire="float64"."""
+        return self._session.settings.wire == "float64"
 
     @property
     def max_categories(self) -> int:

@@ -40,7 +40,7 @@ GROWTH, SLACK = 2, 1000  # a table may have so many times its rows in the catalo
 class FederationSettings:
     """What a federation decides for all its relations."""
 
-    wire: str
+    wire: str  # precision of row arrays between processes
     memory_limit: int | None
     max_categories: int
     when_lost: WhenLost
@@ -117,8 +117,13 @@ class Session:
     def _opening(self, party: str) -> Request:
         scans = self.plan.of_party(party)
         blind = tuple(Step("keys.blind", scan.alias) for scan in scans)
-        arguments = {"scans": scans, "wire": self.settings.wire, "nonces": self._nonces}
+        arguments = {"scans": scans, "wire": self.wire, "nonces": self._nonces}
         return Request("open", self.id, arguments, blind)
+
+    @property
+    def wire(self) -> str:
+        """Precision of row arrays: that of the wire if one of the parties is a service; in one process none is lost."""
+        return self.settings.wire if any(map(self.engine.is_service, self.plan.parties)) else "float64"
 
     def close(self) -> None:
         """Free the snapshots now."""

@@ -14,7 +14,7 @@ import pytest
 import tablepuppet as tp
 from tablepuppet.party.secure_table import SecureTable, Wanted
 from tablepuppet.wire.record import Record
-from tests.relations import Message, federation, record_wire
+from tests.relations import Message, federation, record_wire, round_as_services
 from tests.service.processes import Services
 from tests.service.test_private_features import kept
 from tests.test_canary import Net, assert_unseen
@@ -51,6 +51,12 @@ def assert_no_narrow_cells(messages: Iterable[Message]) -> None:
     narrow = [array for array in arrays if isinstance(array, np.ndarray) and array.dtype == np.float32]
     assert narrow
     assert max(float(np.abs(array).max(initial=0.0)) for array in narrow) < CELLS[0]
+
+
+@pytest.fixture(autouse=True)
+def narrow_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows travel in single precision, as between processes."""
+    round_as_services(monkeypatch)
 
 
 PLANTED = {**traces(CELLS), **traces(LABELS), "a category": [b"canary-", "кана".encode()]}

@@ -280,8 +280,8 @@ def values(table: LocalTable, view: str, encoding: str) -> Values:
     returns={"gram": Numbers((WIDTH, WIDTH))},
 )
 def gram(
-    table: LocalTable, view: str, encoding: str, joined_rows: Positive, centres: Means | None = None,
-    noise: GramNoise | None = None,
+    table: LocalTable, view: str, encoding: str, joined_rows: Positive, noise: GramNoise | None = None,
+    centres: Means | None = None,
 ) -> Values:  # fmt: skip
     """T^T diag(w) T / N, or K. With ``centres``, (width,), T is less these in each column; K has none."""
     if noise is not None:

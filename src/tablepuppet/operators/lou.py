@@ -55,10 +55,14 @@ class LearningOverUnion:
             if by_shard is not None:
                 given |= by_shard(alias, shard)
             if rows is not None:
-                given["rows"] = rows[alias][shard.slice].astype(self.wire, copy=False)
+                given["rows"] = self.sent(rows[alias], shard)
             return given
 
         return self.client.ask(op, arguments, instead, bounds)
+
+    def sent(self, rows: Floats, shard: ShardRows) -> Floats:
+        """The part of a shard of an array over a table's rows, as it is sent."""
+        return rows[shard.slice].astype(self.wire, copy=False)
 
     def shards(self, alias: str) -> int:
         """How many shards of a table take part."""

@@ -9,14 +9,14 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from tablepuppet.errors import TablePuppetError
-from tablepuppet.learn.learners.learner import SINGLE_PRECISION_TOL, Array, label_of
+from tablepuppet.learn.learners.learner import Array, label_of
 from tablepuppet.learn.learners.not_fitted import check_fitted
 from tablepuppet.learn.learners.solver_learner import SolverLearner
 from tablepuppet.learn.learners.tasks import Classifier, Regressor
 from tablepuppet.learn.learners.validation import Watched, add_intercept
 from tablepuppet.learn.learners.watch import Watch
 from tablepuppet.learn.linear.consensus import CONSENSUS_TOL, Inner
-from tablepuppet.learn.linear.converged import has_converged
+from tablepuppet.learn.linear.converged import sgd_has_converged
 from tablepuppet.learn.linear.descent import Descent, Rule
 from tablepuppet.learn.linear.gradient_rule import GradientRule
 from tablepuppet.learn.linear.model import LinearModel, by_column
@@ -88,15 +88,14 @@ class LinearLearner(SolverLearner):
             return model, self._solve_by_batches(model, loss, report, solver)
         gradient = GradientRule(loss)
         descent = Descent(model, loss, self._rule(model, loss, gradient), gradient)
-        intercept, self.converged_ = descent.run(self.most_rounds, self._tolerance(relation), report)
+        intercept, self.converged_ = descent.run(self.most_rounds, self._tolerance(), report)
         return model, intercept
 
-    def _tolerance(self, relation: Relation) -> float:
+    def _tolerance(self) -> float:
         """What a round must gain, as a share of the objective."""
         if self.promise_ is not None:
             return self.tol
-        least = [SINGLE_PRECISION_TOL] * (relation.wire == "float32") + [CONSENSUS_TOL] * (not self.solving.sums_shards)
-        return max(self.tol, *least, 0.0)
+        return self.tol if self.solving.sums_shards else max(self.tol, CONSENSUS_TOL)
 
     def goes_along_l2(self) -> bool:
         """Whether `along_l2` can fit it: by one solver without noise, whose shards add up sums."""
@@ -134,9 +133,7 @@ class LinearLearner(SolverLearner):
                 with one_run(f"l2 = {setting_text(l2)}"):
                     watch = Watch(self, opened.relation, loss, None, opened.prepared)
                     with one_thread():
-                        intercept, self.converged_ = descent.run(
-                            self.most_rounds, self._tolerance(relation), watch.of(model)
-                        )
+                        intercept, self.converged_ = descent.run(self.most_rounds, self._tolerance(), watch.of(model))
                     self._close_fit(watch, model, intercept)
                 model.score(test.client, held_out)
                 add_intercept(held_out, intercept, "the fold to measure on")
@@ -160,7 +157,7 @@ class LinearLearner(SolverLearner):
             rates = [solver.lr / (1 + epoch / 2) for epoch in range(rounds)]
             steps = Stochastic(model, self.plain_momentum)
         intercept = descend_by_batches(steps, loss, rates, size, self.seed, report)
-        self.converged_ = len(self.history_) == rounds and has_converged(model, loss, intercept)
+        self.converged_ = len(self.history_) == rounds and sgd_has_converged(model, loss, intercept)
         return intercept
 
     def _costs(self, batches: int) -> Costs:

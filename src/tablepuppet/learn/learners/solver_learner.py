@@ -54,7 +54,8 @@ class SolverLearner(Learner):
     tol: float = setting(
         default=1e-15,
         kind=NUMBER,
-        help='stop when a round gains less than `tol` times the objective (1e-8 at best with `wire="float32"`)',
+        help="stop when the optimum is [near](learning.md#what-converged-means): tables promise to gain less than "
+        "`tol` times the objective",
     )
     reduce: bool = setting(
         default=True, kind=SWITCH, help="False: the same maths without the reduction of duplicates, as a baseline"

@@ -243,7 +243,7 @@ class SplitLearner(Learner):
             raise LearnError(NO_FEATURE)
         model.narrow = self.narrow
         widths = {alias: specs[alias].outputs for alias in self._side_by_side(model)}
-        model.begin(self.seed, self._top(widths, loss.best_constant(), relation.wire == "float64"))
+        model.begin(self.seed, self._top(widths, loss.best_constant(), relation.double))
         self._learn_networks(model, relation, loss, watch)
         return model, np.zeros(loss.outputs)
 
@@ -273,7 +273,7 @@ class SplitLearner(Learner):
 
     def _fitted_specs(self, relation: Relation) -> dict[str, Bottom]:
         """The bottom network of each table, in the precision of the wire and for the columns that have encoders."""
-        double = relation.wire == "float64"
+        double = relation.double
         found = {}
         for alias, spec in self.specs(tables_of(relation.query)).items():
             if isinstance(spec, Cnn) and self.encoding_.names(alias):

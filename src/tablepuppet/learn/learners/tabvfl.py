@@ -148,7 +148,7 @@ class TabVFL(SplitLearner):
         super()._learn_networks(model, relation, loss, watch)
 
     def _fitted_specs(self, relation: Relation) -> dict[str, Bottom]:
-        double, encoding = relation.wire == "float64", self.encoding_
+        double, encoding = relation.double, self.encoding_
         known = [alias for alias in relation.mapping.tables if encoding.names(alias) and relation.client.shards(alias)]
         return {
             alias: TabNet(len(encoding.names(alias)), part, _categories(encoding, alias), double)

@@ -90,9 +90,7 @@ def shard(
     data, counts = encoded(table, view, encoding), table.view(view).counts.astype(np.float64)
     _check_shapes(table, (data.width,), means)
     check_memory(2 * 8 * data.width * spec.outputs)
-    sums = np.outer(data.transposed_times(counts), means)
-    gram = data.gram(counts) - sums - sums.T + counts.sum() * np.outer(means, means)
-    values, vectors = np.linalg.eigh(gram / joined_rows)
+    values, vectors = np.linalg.eigh(data.gram(counts, means) / joined_rows)
     start = np.zeros((data.width, spec.outputs))
     table.state[f"{model}/{view}/shard"] = ShardSolver(means, np.maximum(values, 0.0), vectors, start, start)
     return {}

@@ -1,10 +1,19 @@
-"""Whether SGD has converged: with learning rates that fall to zero, small steps alone do not show it.
+"""Whether a linear model has converged: one test for all solvers, of the gradient in every direction.
 
-One full-batch round computes the best step without taking it; the gain of that step shows how far the optimum is. It
-costs two trips, three if a table has several shards.
+g is the gradient of the objective by all parameters, M the preconditioner (tables' ridge solves, p = -M^-1 g), H the
+Hessian. A step that is left could still lower the objective by about <g, H^-1 g> / 2:
+
+    promised = <g, M^-1 g> / 2                 what tables promise: the decrease if they were uncorrelated
+             + left                            what their ridge solves leave out, below the floor (ridge.py)
+    distance = promised * max <d, M d> / <d, H d>    over all directions d of the plane: correlated tables are flatter
+
+Scores are those of the parameters up to rounding, of the wire above all: ``noise`` is what this may hide. A solver has
+converged if both distance and noise are next to nothing, relative to the objective.
 """
 
 from __future__ import annotations
+
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,14 +22,72 @@ from tablepuppet.learn.linear.directions import Directions
 from tablepuppet.learn.linear.gradient_rule import GradientRule
 from tablepuppet.learn.linear.model import LinearModel
 from tablepuppet.learn.linear.plane import Plane
+from tablepuppet.learn.linear.ridge import Curvature
 from tablepuppet.learn.loss.joined_loss import JoinedLoss
 
 Array = NDArray[np.float64]
-CLOSE, NEAR = 2e-3, 5e-4  # gain that a step may still have: relative to the objective; absolute, for a log loss
+ACCURACY = 1e-12  # share of the objective that may be left: about the square of what may be wrong with coefficients
+PERFECT = 1e-10  # share of the first objective below which an objective counts as zero
+FLATTEST = 1e9  # directions that are flatter are not identified by the data
+DEPENDENT = 1e-9  # eigenvalue of the scaled Hessian below which directions of the plane depend on each other
+CLOSE, NEAR = 2e-3, 5e-4  # of sgd, whose steps are noisy: relative to the objective; absolute, for a log loss
 
 
-def has_converged(model: LinearModel, loss: JoinedLoss, intercept: Array) -> bool:
-    """Whether a step along the tables' ridge solves would gain next to nothing; False while a party is lost."""
+@dataclass(frozen=True)
+class Distance:
+    """How far the optimum may be, in units of the objective."""
+
+    promised: float
+    flatness: float  # of the flattest direction: <d, M d> / <d, H d>, at least 1
+    noise: float  # what rounding may hide
+    scale: float  # the objective, or what counts as zero
+
+    def is_small(self, tol: float) -> bool:
+        """Whether tables promise next to nothing."""
+        return self.promised <= tol * self.scale
+
+    def is_sound(self, tol: float) -> bool:
+        """Whether rounding hides next to nothing."""
+        return self.noise <= 0.1 * max(ACCURACY, tol) * self.scale
+
+    def has_converged(self, tol: float) -> bool:
+        """Whether the optimum is as near as can be asked for: the test of all full-batch solvers."""
+        left = self.promised * self.flatness
+        return self.is_small(tol) and self.is_sound(tol) and left <= max(ACCURACY, tol) * self.scale
+
+
+def promised_decrease(slope: float, hessian: Array, curvature: Curvature, outputs: int, disagreement: float) -> float:
+    """<g, p> / 2 at the true curvature: the decrease by the step if the tables were uncorrelated.
+
+    With consensus (consensus.py), p is not yet the ridge solve: ``disagreement`` is what the shards could still gain.
+    """
+    asked = np.trace(curvature) if isinstance(curvature, np.ndarray) else curvature * outputs
+    true = np.trace(hessian[-outputs:, -outputs:])
+    return (abs(slope) / 2 + disagreement) * float(asked / max(true, 1e-12))
+
+
+def flatness(hessian: Array, metric: Array, outputs: int) -> float:
+    """The largest <d, M d> / <d, H d> over the plane, from both forms' products of its directions.
+
+    ``hessian`` has constants as its last rows: the intercept follows every direction.
+    """
+    count = len(metric)
+    across = hessian[:count, -outputs:]
+    own = hessian[:count, :count] - across @ np.linalg.pinv(hessian[-outputs:, -outputs:]) @ across.T
+    lengths = np.sqrt(np.maximum(np.diag(own), 1e-300))
+    values, vectors = np.linalg.eigh(own / np.outer(lengths, lengths))
+    kept = values > DEPENDENT * max(values.max(), 1e-300)
+    whitened = vectors[:, kept] / np.sqrt(values[kept]) / lengths[:, None]
+    found = np.linalg.eigvalsh(whitened.T @ metric @ whitened)
+    return float(np.clip(np.nan_to_num(found.max(initial=1.0), nan=FLATTEST), 1.0, FLATTEST))
+
+
+def sgd_has_converged(model: LinearModel, loss: JoinedLoss, intercept: Array) -> bool:
+    """Whether a full-batch step would gain next to nothing; False while a party is lost.
+
+    With learning rates that fall to zero, small steps alone do not show it. One full-batch round computes the best step
+    without taking it; this costs two trips, three if a table has several shards.
+    """
     if not model.tables:
         return True
     model.predict(intercept)
@@ -31,5 +98,5 @@ def has_converged(model: LinearModel, loss: JoinedLoss, intercept: Array) -> boo
     if not model.is_whole:
         return False
     begin, end = Plane(loss, directions, model.l2, products).lowest(known)
-    near = 0.0 if loss.quadratic else NEAR
-    return bool(begin.objective - end.objective <= max(CLOSE * abs(begin.objective), near))
+    gain = begin.objective - end.objective + model.disagreement + model.left
+    return bool(gain <= max(CLOSE * abs(begin.objective), 0.0 if loss.quadratic else NEAR))

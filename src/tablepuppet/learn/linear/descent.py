@@ -9,16 +9,22 @@ intercept:
 
     z' = z + sum_k c_k X d_k + b            scores move with the chosen coefficients
     min over c, b of  loss(z') + l2 / 2 |theta + sum_k c_k d_k|^2
+
+On a wire of single precision X d is rounded, relative to its own length. This does little harm while steps are long,
+and none to what is left to do. When it could hide what is left, scores are computed anew from the parameters, and from
+there on values are sent in double precision.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
+from tablepuppet.learn.linear.converged import PERFECT, Distance, flatness, promised_decrease
 from tablepuppet.learn.linear.directions import Directions
 from tablepuppet.learn.linear.model import LinearModel
 from tablepuppet.learn.linear.plane import Plane, Point
@@ -30,6 +36,7 @@ from tablepuppet.operators.joined_rows import SCORES, Block, Column
 Array = NDArray[np.float64]
 DRIFT = 1e-8  # relative rounding error of X d above which all stored directions are dropped
 LEAST_GAIN = 1e-13  # share of the objective: a step that gains less is not taken while consensus goes on
+SINGLE_TOL = 1e-13  # tolerance while values are of single precision: enough for `ACCURACY`
 LEAST_MEMORY, MOST_MEMORY = 5, 200  # earlier steps in the plane
 PLANE_SIZE = 32_000_000  # numbers that X d of these steps may take; beyond it, fewer steps are kept
 
@@ -79,35 +86,45 @@ class Descent:
         self._memory = memory_for(len(loss.rows), loss.outputs)
         self._directions = Directions(loss.rows, self._memory + 1)
         self._errors: list[float] = []  # bounds of the rounding error in X d of each step
+        self._drift = 0.0  # bound of the rounding error of the scores
+        self._stale = False  # whether this error could hide what is left to do
+        self._centres = np.zeros((0, loss.outputs))  # of each step: the mean of X d, which the intercept absorbs
+        self._metric = np.zeros((0, 0))  # products of steps by the preconditioner, without the penalty
+        self._zero = PERFECT * abs(self._known)
         self._before: Array | None = None
         self._slopes = False  # whether cached slopes are those at the scores
 
     def run(self, rounds: int, tol: float, report: Callable[[Round], bool]) -> tuple[Array, bool]:
         """Run to tolerance: (intercept, whether it converged). ``report`` may ask to stop.
 
-        Stops when the expected decrease of a round, from all tables' ridge solves, is below ``tol`` times the
-        objective. A rule other than the gradient's may predict a small decrease far from the optimum: then the
-        gradient's is used from there on, and decides. While a party is lost, the solver has not converged; if it can
-        gain no more without that party, it waits one more timeout for it.
+        Stops when `Distance` says that the optimum is near: tables promise less than ``tol`` times the objective. A
+        rule other than the gradient's may promise little far from the optimum: then the gradient's is used from there
+        on, and decides. It also stops where no step gains anything, without having converged. While a party is lost,
+        the solver has not converged; if it can gain no more without that party, it waits one more timeout for it.
         """
         if not self.model.tables:  # no feature column: only the intercept is learned
             value = self.loss.evaluate()
             report(Round(1, value, value, self.intercept, converged=True))
             return self.intercept, True
-        converged = False
-        for number in range(1, rounds + 1):
-            end, settled = self._round(tol)
-            converged = settled and self.model.is_whole
+        converged, number, last = False, 0, rounds
+        while number < last:
+            number += 1
+            end, near, ended = self._round(tol)
+            if self._stale and number < last and self.model.is_whole:
+                end, last = self._made_exact(end), last - 1  # parties send as much as in a round
+            converged = near and self.model.is_whole
             if report(Round(number, end.objective, end.loss, self.intercept, converged)) or converged:
                 break
-            if settled and not self.model.all_return():
+            if ended and (self.model.is_whole or not self.model.all_return()):
                 break
         self.model.mean = self._first - self.intercept
+        self.model.send_as(self.model.wire)
         return self.intercept, converged
 
-    def _round(self, tol: float) -> tuple[Point, bool]:
-        """One step: (the point that it ends at, whether a further one would gain less than ``tol``)."""
+    def _round(self, tol: float) -> tuple[Point, bool, bool]:
+        """One step: (the point that it ends at, whether the optimum is near, whether no further step would gain)."""
         model, loss, directions, rule = self.model, self.loss, self._directions, self._rule
+        tol = tol if model.is_exact else max(tol, SINGLE_TOL)
         if self._known is None:
             self._known = loss.evaluate()
         room = directions.new()
@@ -120,42 +137,95 @@ class Descent:
         if changed:
             directions.forget_earlier()
             model.lost.correct(self.intercept)
-            self._errors, self._known, self._slopes = [], None, False
+            self._known, self._slopes = None, False
+            self._forget_steps(0)
+        errors, centres = np.array([model.rounding, *self._errors]), np.vstack([model.centre, self._centres])
         least = LEAST_GAIN if model.disagreement else 0.0
-        noise = model.direction_noise(loss)
-        plane = Plane(loss, directions, model.l2, products, noise)
+        plane = Plane(loss, directions, model.l2, products, model.direction_noise(loss), errors)
         begin, end = plane.lowest(self._known, least, slopes=self._slopes)
         mix, shift = end.weights[: -loss.outputs], end.weights[-loss.outputs :]
-        self._errors, sound = _rounding(begin.hessian, self._errors, mix)
-        slope = 0.0 if end is begin else float(begin.slope[0])
-        gap = promised_decrease(slope, begin.hessian, curvature, loss.outputs, model.disagreement)
-        small = gap <= tol * max(abs(end.objective), 1e-12)
-        kept = self._memory if sound or not model.disagreement else 0  # directions of consensus are nearly parallel
-        if small and rule is not self._gradient:
-            kept = 0  # steps without gain are not worth keeping either
+        error = float(np.abs(mix) @ errors)
+        self._drift += error
+        metric = self._metric_of(begin.slope, model.l2 * products[:-1, :-1])
+        distance = self._distance(begin, end, curvature, metric, tol)
+        stuck = not end.weights.any()
+        small = distance.is_small(tol) or (stuck and rule is not self._gradient)
+        near = rule is self._gradient and (small if model.noise else distance.has_converged(tol))
+        hidden = not distance.is_sound(tol) or (small and not near and rule is self._gradient)
+        self._stale = hidden and not model.is_exact and model.noise is None
+        # directions of consensus are nearly parallel
+        kept = self._memory if not model.disagreement or _is_exact(error, mix, begin.hessian, model.lou.wire) else 0
+        if self._stale or (small and rule is not self._gradient):
+            kept = 0  # X d of these steps is rounded too; nor are steps without gain worth keeping
         kept = min(kept, 1) if changed else kept
         model.advance(mix, kept)
         self._known, self._slopes = (end.loss, True) if end.evaluated else (None, False)
-        self.intercept, self._before = self.intercept + shift, begin.hessian[-loss.outputs :, -loss.outputs :]
-        settled = model.was_steady() and small and rule is self._gradient
+        self.intercept = self.intercept + shift - mix @ centres
+        self._before = begin.hessian[-loss.outputs :, -loss.outputs :]
+        steady = model.was_steady()
+        ended = stuck and rule is self._gradient and not self._stale and not model.disagreement
         self._rule = rule = self._gradient if small else rule
         loss.rows.each(_take_step, directions, None if end.mixed else mix, shift, rule, is_evaluated=end.evaluated)
         directions.keep_step(mix)
         if not kept:
             directions.order.clear()
-        del self._errors[kept:]
-        return end, settled
+        steps = np.vstack([mix, np.eye(len(mix))[1:]])
+        self._errors, self._centres = [error, *self._errors], np.vstack([mix @ centres, self._centres])
+        self._metric = steps @ (metric - model.l2 * products[:-1, :-1]) @ steps.T
+        self._forget_steps(kept)
+        return end, steady and near, steady and (near or ended)
+
+    def _forget_steps(self, kept: int) -> None:
+        """Forget what is known of all but the newest steps."""
+        self._errors, self._centres = self._errors[:kept], self._centres[:kept]
+        self._metric = self._metric[:kept, :kept]
+
+    def _metric_of(self, slope: Array, penalty: Array) -> Array:
+        """Products of the plane's directions by the preconditioner M, since M p = -g for the newest."""
+        found = penalty.copy()
+        found[1:, 1:] += self._metric
+        found[0, :] = found[:, 0] = -slope[: len(found)]
+        return found
+
+    def _distance(self, begin: Point, end: Point, curvature: Curvature, metric: Array, tol: float) -> Distance:
+        """How far the optimum may be."""
+        model, outputs = self.model, self.loss.outputs
+        # directions of consensus are no ridge solves yet, and noisy ones never: only what a step gains is known
+        rough = model.disagreement > 0 or model.noise is not None
+        slope = 0.0 if rough and not end.weights.any() else float(begin.slope[0])
+        promised = promised_decrease(slope, begin.hessian, curvature, outputs, model.disagreement)
+        scale, promised = max(abs(end.objective), self._zero), promised + model.left
+        is_asked = promised <= tol * scale and not rough
+        flat = flatness(begin.hessian, metric, outputs) if is_asked else 1.0
+        weight = float(np.trace(begin.hessian[-outputs:, -outputs:])) / outputs
+        sent = flat * (float(np.finfo(model.lou.wire).eps) / 4) ** 2 * abs(end.loss)  # rounding of gradients
+        return Distance(promised, flat, weight * self._drift**2 + sent, scale)
+
+    def _made_exact(self, end: Point) -> Point:
+        """The same point, its scores computed anew from the parameters; values are of double precision from now on.
+
+        If a party is lost, scores stay as they are: what would stand in for its predictions is not what they contain.
+        """
+        room = self._directions.new()
+        self._directions.order.clear()
+        self.model.send_as("float64")
+        self.model.predict(self.intercept, room)
+        if not self.model.is_whole:
+            self.model.send_as(self.model.wire)
+            return end
+        self.loss.rows.each(_set_scores, room)
+        self._drift, self._stale, self._known, self._slopes = 0.0, False, self.loss.evaluate(), False
+        return replace(end, loss=self._known, objective=end.objective - end.loss + self._known)
 
 
-def _rounding(hessian: Array, errors: list[float], mix: Array) -> tuple[list[float], bool]:
-    """(bounds of the rounding errors in X d of the new and earlier steps, whether the error of the new one is small).
+def _is_exact(error: float, mix: Array, hessian: Array, wire: str) -> bool:
+    """Whether the rounding error of a step is small: if it is a small difference of large steps, it inherits theirs."""
+    length = max(float(mix @ hessian[: len(mix), : len(mix)] @ mix), 0.0) ** 0.5
+    return bool(error <= max(DRIFT, 10 * float(np.finfo(wire).eps)) * length)
 
-    If a step is a small difference of large steps, it inherits their errors, and so do all later combinations of it.
-    """
-    hessian = hessian[: len(mix), : len(mix)]
-    fresh = np.finfo(np.float64).eps * np.sqrt(np.diag(hessian))
-    error = float(np.abs(mix) @ (fresh + np.array([0.0, *errors])))
-    return [error, *errors], error <= DRIFT * max(float(mix @ hessian @ mix), 0.0) ** 0.5
+
+def _set_scores(block: Block, column: Column) -> None:
+    block[SCORES][:] = block[column]
 
 
 def _take_step(
@@ -168,13 +238,3 @@ def _take_step(
     scores += directions.step(block)
     scores += shift
     rule.moved(block, is_evaluated)
-
-
-def promised_decrease(slope: float, hessian: Array, curvature: Curvature, outputs: int, disagreement: float) -> float:
-    """<g, p> / 2 at the true curvature: the decrease by the step if the tables were uncorrelated.
-
-    With consensus (consensus.py), p is not yet the ridge solve: ``disagreement`` is what the shards could still gain.
-    """
-    asked = np.trace(curvature) if isinstance(curvature, np.ndarray) else curvature * outputs
-    true = np.trace(hessian[-outputs:, -outputs:])
-    return (abs(slope) / 2 + disagreement) * float(asked / max(true, 1e-12))

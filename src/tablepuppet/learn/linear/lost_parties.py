@@ -11,6 +11,7 @@ dropped whenever a party is lost or returns. What the scores contain of a lost t
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -27,8 +28,9 @@ ShardKey = tuple[str, str]  # alias, party
 class LostParties:
     """Which tables and shards are lost, and what the scores lack because of it."""
 
-    def __init__(self, model: FederatedModel):
-        self.model = model
+    def __init__(self, model: FederatedModel, sent: Callable[[str, Array], dict[str, Any]]):
+        """``sent`` are the arguments of an op with a table's parameters."""
+        self.model, self._sent = model, sent
         self.still: set[str] = set()  # lost tables with one shard: their parameters do not change
         self.changed = False  # whether a party was lost or returned in this round
         self._since: dict[ShardKey, Array] = {}  # shards that are lost: the parameters that their predictions are of
@@ -38,7 +40,8 @@ class LostParties:
 
     def instead(self, alias: str, shard: ShardRows) -> dict[str, Any]:
         """The reply used in place of a lost table's direction."""
-        return {"image": self.model.nothing(alias, shard), "products": None}
+        nothing = {"products": None, "left": 0.0, "centre": np.zeros(self.model.outputs)}
+        return {"image": self.model.nothing(alias, shard), **nothing}
 
     def ask_missed(self) -> Pending:
         """Ask lost shards for what the scores lack; read the replies after the predictions of this round."""
@@ -46,7 +49,7 @@ class LostParties:
 
         def arguments(alias: str, shard: ShardRows) -> dict[str, Any] | None:
             known = self._since.get((alias, shard.party))
-            return None if known is None else model.sent({alias: model.shared[alias].theta - known})[alias]
+            return None if known is None else self._sent(alias, model.shared[alias].theta - known)
 
         return model.lou.client.ask("model.apply", arguments, self.instead)
 

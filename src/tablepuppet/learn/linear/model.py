@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -43,11 +44,20 @@ class Sums:
     ):  # fmt: skip
         self.lou, self.encoding, self.aliases, self.spec, self.l2, self.noise = lou, encoding, aliases, spec, l2, noise
         self.parts: dict[str, TableParameters] = {}  # by table, from `start` on
-        arguments = {alias: {} if noise is None else {"noise": noise.of_gram(self._rows(alias))} for alias in aliases}
+        arguments = {
+            alias: {"centres": self._centres(alias)} if noise is None else {"noise": noise.of_gram(self._rows(alias))}
+            for alias in aliases
+        }
         self._grams = lou.ask(
             "matrix.gram", aliases, by_alias=arguments, encoding=encoding.id, joined_rows=len(lou.client.mapping),
             bounds=lambda alias: {"gram": self._largest(alias)},
         )  # fmt: skip
+
+    def _centres(self, alias: str) -> Array:
+        """The means of numbers; 0 for columns of 0 and 1, whose Gram matrix then has their means as its diagonal."""
+        centres, numbers = self.encoding.means(alias), len(self.encoding.numbers[alias])
+        centres[numbers:] = 0.0
+        return centres
 
     def _rows(self, alias: str) -> int:
         return self.lou.client.mapping.tables[alias].rows
@@ -71,8 +81,9 @@ class Sums:
             gram = self.lou.add(grams[alias], "gram")
             if self.noise is None:
                 numbers = len(self.encoding.numbers[alias])  # then 0 and 1, whose counts leave out what min_group hides
-                means = np.append(self.encoding.means(alias)[:numbers], gram.diagonal()[numbers:])
-                self.parts[alias] = ridge_parameters(gram, means, self.spec.outputs)
+                shares = np.append(np.zeros(numbers), gram.diagonal()[numbers:])
+                means = np.append(self.encoding.means(alias)[:numbers], shares[numbers:])
+                self.parts[alias] = ridge_parameters(gram, shares, means, self.spec.outputs, self.l2)
             else:
                 noise = gram_noise(self.encoding.columns(alias), self.noise.of_gram(self._rows(alias)))
                 self.parts[alias] = noisy_ridge_parameters(
@@ -83,14 +94,24 @@ class Sums:
         """Set the direction of every table; return 0, since exact sums leave no disagreement."""
         noise = self.noise
         arguments = {a: {} if noise is None else {"noise": noise.of_sums(self._rows(a))} for a in self.aliases}
-        sums = self.lou.ask(
+        asked = self.lou.ask(
             "model.gradient", self.aliases, rows, arguments, self._left_out if noise is None else None,
             lambda alias: {"sums": self._bound(alias, rows[alias])}, encoding=self.encoding.id, spec=self.spec,
-        ).read()  # fmt: skip
+        )  # fmt: skip
+        sums = asked.read()
         self.start()
         for alias, part in self.parts.items():
-            ridge_of(part).turn(part.theta, self.lou.add(sums[alias], "sums"), self.l2, curvature)
+            total, ridge = self.lou.add(sums[alias], "sums"), ridge_of(part)
+            if noise is None:
+                total = ridge.centred(total, self._sum_sent(alias, rows[alias], asked.missed(alias)))
+            ridge.turn(part.theta, total, self.l2, curvature)
         return 0.0
+
+    def _sum_sent(self, alias: str, rows: Floats, missed: list[bool]) -> Array:
+        """The sum of what shards were sent, as it is rounded; those that are lost are left out."""
+        shards = zip(self.lou.client.shards(alias), missed, strict=True)
+        parts = [self.lou.sent(rows, shard).sum(axis=0, dtype=np.float64) for shard, is_lost in shards if not is_lost]
+        return np.asarray(np.sum([np.zeros(rows.shape[1:]), *parts], axis=0))
 
     def _bound(self, alias: str, rows: Floats) -> float:
         if self.noise is None:
@@ -114,11 +135,14 @@ class LinearModel(FederatedModel):
     ):  # fmt: skip
         super().__init__(client, rows, encoding, wire, Linear(rows.outputs), l2, noise=noise)
         self.disagreement = 0.0  # how much shards could still gain by more inner rounds of consensus
-        self.lost, self._steps = LostParties(self), 0
+        self.left = 0.0  # decrease that the gradient promises where tables' ridge solves leave it out
+        self.centre = np.zeros(rows.outputs)  # mean over joined rows that was subtracted from X p
+        self.rounding = 0.0  # of X p: the root mean square of its rounding error, about
+        self.lost, self._steps = LostParties(self, self._sent_centred), 0
         self._bounds: dict[str, float] = {}  # by table with one shard: what its last noisy X p was cut to
         arguments = {a: {} if noise is None else {"noise": noise.of_gram(self.rows(a))} for a in self.alone}
         self.lou.ask(
-            "ridge.start", self.alone, by_alias=arguments, spec=self.spec, joined_rows=len(client.mapping),
+            "ridge.start", self.alone, by_alias=arguments, spec=self.spec, joined_rows=len(client.mapping), l2=l2,
             **self.at_party,
         )  # fmt: skip
         self._union: Sums | Consensus
@@ -132,6 +156,20 @@ class LinearModel(FederatedModel):
         self.l2 = self._union.l2 = l2
 
     @property
+    def is_exact(self) -> bool:
+        """Whether values are sent in double precision now."""
+        return self.lou.wire == "float64"
+
+    def send_as(self, wire: str) -> None:
+        """Send values in this precision from now on, and ask for such."""
+        self.lou = self._union.lou = replace(self.lou, wire=wire)
+
+    @property
+    def precision(self) -> dict[str, Any]:
+        """The argument that asks for predictions in another precision than the relation's."""
+        return {} if self.lou.wire == self.wire else {"exact": self.is_exact}
+
+    @property
     def shared(self) -> Mapping[str, TableParameters]:
         """Parameters held by the coordinator, from sums of shards or from consensus; those of sums from `start` on."""
         return self._union.parts
@@ -141,14 +179,24 @@ class LinearModel(FederatedModel):
         self._union.start()
 
     def direction(self, rows: Mapping[str, Floats], curvature: Curvature, into: Column) -> Array:
-        """Write X p of the new direction p into a column; return the inner products summed over tables."""
+        """Write X p of the new direction p into a column; return the inner products summed over tables.
+
+        Columns are centred, unless there is noise: ``centre`` is what the intercept absorbs.
+        """
         turned = self._ask_directions(rows, curvature)
         self.disagreement = self._union.turn(rows, curvature)
-        directions = {alias: ridge_of(part).direction for alias, part in self.shared.items()}
-        moved, missed = self.ask_applied(self.lou, directions, self.lost.instead), self.lost.ask_missed()
+        moved, missed = self._ask_shared(), self.lost.ask_missed()
         predictions, replies = self.joined(moved.read(), self.together), turned.read()
         predictions |= self.joined(replies, self.alone)
         self.lost.learn(turned, moved, missed)
+        ridges = [ridge_of(part) for part in self.shared.values()]
+        self.left = sum(float(replies[a][0]["left"]) for a in self.alone) + sum(ridge.left for ridge in ridges)
+        centres = [replies[alias][0]["centre"] for alias in self.alone]
+        centres += [ridge.centre(ridge.direction) for ridge in ridges if self.noise is None]
+        self.centre = np.zeros(self.outputs) + sum(centres)
+        if self.noise is None:
+            precision = float(np.finfo(self.lou.wire).eps) / 4
+            self.rounding = precision * sum(float(np.sqrt(np.mean(np.square(each)))) for each in predictions.values())
         if self.noise is not None:  # and nobody is lost, as nothing stands in for noisy directions
             self._bounds = {alias: float(replies[alias][0]["bound"]) for alias in self.alone}
         products = {alias: replies[alias][0]["products"] for alias in self.alone if alias not in self.lost.still}
@@ -166,8 +214,21 @@ class LinearModel(FederatedModel):
             arguments = {a: {"noise": noise.of_sums(self.rows(a)), **images} for a in self.alone}
         return self.lou.ask(
             "ridge.direction", self.alone, rows, arguments, self.lost.instead if noise is None else None,
-            l2=self.l2, curvature=curvature, **self.at_party,
+            l2=self.l2, curvature=curvature, **self.at_party, **self.precision,
         )  # fmt: skip
+
+    def _ask_shared(self) -> Pending:
+        """Ask tables with several shards for their part of X p."""
+        directions = {alias: ridge_of(part).direction for alias, part in self.shared.items()}
+        if self.noise is not None:
+            return self.ask_applied(self.lou, directions, self.lost.instead)
+        arguments = {alias: self._sent_centred(alias, each) for alias, each in directions.items()}
+        return self.lou.ask(self.sent_op, arguments, by_alias=arguments, instead=self.lost.instead)
+
+    def _sent_centred(self, alias: str, theta: Array) -> dict[str, Any]:
+        """The arguments of an op that returns centred predictions of a table with several shards."""
+        centre = ridge_of(self.shared[alias]).centre(theta)
+        return {**self.sent({alias: theta})[alias], "centre": centre, **self.precision}
 
     def advance(self, mix: Array, memory: int) -> None:
         """Take the step ``mix``, a combination of the new direction and earlier steps; keep ``memory`` steps."""

@@ -2,12 +2,13 @@
 
     g_i = T_i^T Y_i + l2 theta_i              the gradient, Y_i = S_i^T (dloss / dz)                    (Eq. 12)
     p_i = (C x K_i + l2)^-1 g_i               the direction: a ridge solve of the table alone           (Eq. 16)
-    K_i = T_i^T diag(G_i) T_i / N - m_i m_i^T    with m_i = T_i^T G_i / N, the means over joined rows
+    K_i = (T_i - m_i)^T diag(G_i) (T_i - m_i) / N    with m_i = T_i^T G_i / N, the means over joined rows
 
 T_i are the encoded rows of table i, theta_i its parameters, S_i selects a base row for each of the N joined rows, G_i
-counts how often each row is joined, z are the scores. C is the curvature of the loss, (outputs, outputs). The Gram
-matrix K_i is centred, since the intercept, which the coordinator moves with every step, absorbs the means. So 0/1
-columns that add up to one do no harm.
+counts how often each row is joined, z are the scores. C is the curvature of the loss, (outputs, outputs). Columns are
+centred in the Gram matrix K_i, in the gradient and in T_i p_i, since the intercept, which the coordinator moves with
+every step, absorbs the means. So 0/1 columns that add up to one do no harm, and a column whose mean is large keeps its
+digits in a sum, and on a wire of single precision.
 
 With noise, the Gram matrix (`algebra/ops.py`) costs epsilon once and the gradient in every round; directions and
 parameters are computed from them and cost nothing more. A row's contribution to a sum is clipped after all its joined
@@ -33,9 +34,10 @@ from tablepuppet.learn.linear.ridge import (
     ridge_parameters,
     wide_ridge_parameters,
 )
-from tablepuppet.learn.linear.wide_gram import WideGram
+from tablepuppet.learn.linear.wide_gram import WIDE, WideGram
 from tablepuppet.learn.tables.linear import LinearRows
 from tablepuppet.learn.tables.noisy import noisy_gradient, noisy_predictions
+from tablepuppet.learn.tables.ops import on_wire
 from tablepuppet.learn.tables.parameters import (
     TableParameters,
     hold_parameters,
@@ -48,7 +50,7 @@ from tablepuppet.party.arguments import List, NotNegative, Positive, SomeOrNone
 from tablepuppet.party.local_table import LocalTable
 from tablepuppet.party.ops import Values, op
 from tablepuppet.party.release import Release
-from tablepuppet.party.returns import IMAGE, PRODUCTS, SQUARE
+from tablepuppet.party.returns import IMAGE, PER_OUTPUT, PRODUCTS, SQUARE, Numbers
 from tablepuppet.party.spec import Linear
 from tablepuppet.prep.encode.encode import encoded, encoded_for_noise
 from tablepuppet.prep.encode.encoded_table import EncodedTable
@@ -60,17 +62,23 @@ Array = NDArray[np.float64]
 @op("ridge.start", asked="linear models", releases=Release.STATISTICS, private=("noise",), returns={})
 def start(
     table: LocalTable, view: str, encoding: str, model: str, spec: Linear, joined_rows: Positive,
-    noise: GramNoise | None = None,
+    noise: GramNoise | None = None, l2: NotNegative = 0.0,
 ) -> Values:  # fmt: skip
-    """Begin a model at a table with one shard: it keeps its Gram matrix, and returns nothing."""
+    """Begin a model at a table with one shard: it keeps its Gram matrix, and returns nothing.
+
+    ``l2`` is the penalty by which columns of different scale are made alike; later ones may differ.
+    """
     if noise is None:
         data, counts = encoded(table, view, encoding), joined_counts(table, view)
         means = data.transposed_times(counts) / joined_rows
-        wide = WideGram.of(data, counts, joined_rows, means)
-        if wide is None:
-            part = ridge_parameters(data.gram(counts) / joined_rows, means, spec.outputs)
+        numbers = data.dense.shape[1]
+        centres = np.append(means[:numbers], np.zeros(data.width - numbers))
+        if data.width < WIDE:
+            gram = data.gram(counts, centres) / joined_rows
+            part = ridge_parameters(gram, means - centres, means, spec.outputs, l2)
         else:
-            part = wide_ridge_parameters(wide, spec.outputs)
+            wide = WideGram.of(data.centred(means[:numbers]), counts, joined_rows, means - centres)
+            part = wide_ridge_parameters(wide, means, spec.outputs)
     else:
         data = encoded_for_noise(table, view, encoding)
         part = noisy_ridge_parameters(noisy_gram(table, data, noise), gram_noise(data.columns, noise), spec.outputs)
@@ -83,15 +91,22 @@ def start(
     asked="linear `lbfgs`, `admm`",
     releases=Release.PREDICTIONS,
     private=("noise", "prediction_noise"),
-    returns={"image": IMAGE, "products": PRODUCTS, "bound": SQUARE},
+    returns={
+        "image": IMAGE,
+        "products": PRODUCTS,
+        "bound": SQUARE,
+        "left": SQUARE,
+        "centre": Numbers((PER_OUTPUT,)),
+    },
 )
 def direction(
     table: LocalTable, view: str, encoding: str, model: str, rows: Array, l2: NotNegative, curvature: Curvature,
-    noise: SumNoise | None = None, prediction_noise: PredictionNoise | None = None,
+    noise: SumNoise | None = None, prediction_noise: PredictionNoise | None = None, exact: bool = False,
 ) -> Values:  # fmt: skip
     """T p for a new direction p, its inner products with stored steps and parameters, and the bound of noisy T p.
 
-    ``noise`` is for the gradient; T p has noise only if ``prediction_noise`` is given too.
+    ``noise`` is for the gradient; T p has noise only if ``prediction_noise`` is given too. Without noise, T p is that
+    of centred columns, ``centre`` is the mean that was subtracted, and if it is ``exact``, it is not rounded.
     """
     if noise is None:
         part, data = parameters_of(table, model), encoded(table, view, encoding)
@@ -102,16 +117,23 @@ def direction(
     with unchanged_if_refused(part):
         if noise is None:
             part.noisy = False
-            sums = data.transposed_times(rows.astype(np.float64, copy=False))
+            wide = rows.astype(np.float64, copy=False)
+            sums = ridge.centred(data.transposed_times(wide), wide.sum(axis=0))
         else:
             sums = noisy_gradient(table, data, LinearRows(), part.theta, rows, noise)
         ridge.turn(part.theta, sums, l2, curvature)
+        bound, centre = 0.0, np.zeros(1)
         if noise is None or prediction_noise is None:
-            image, bound = data.times(ridge.direction).astype(table.wire, copy=False), 0.0
+            found = data.times(ridge.direction)
+            if noise is None:
+                centre = ridge.centre(ridge.direction)
+                found -= centre if found.ndim == 2 else centre[0]
+            image = on_wire(found, table.wire, exact=exact)
         else:
             bound = ridge.bound(ridge.direction)
             image = noisy_predictions(table, data, LinearRows(), ridge.direction, bound, prediction_noise.multiplier)
-        return {"image": image, "products": ridge.products(part.theta), "bound": bound}
+        products = ridge.products(part.theta)
+        return {"image": image, "products": products, "bound": bound, "left": ridge.left, "centre": centre}
 
 
 def _check_fit(part: TableParameters, rows: Array, curvature: Curvature, data: EncodedTable) -> None:

@@ -20,6 +20,7 @@ Array = NDArray[np.float64]
 NOTHING = 1e-60  # curvature of a direction that is ignored, as a share of the largest
 NEWTON_STEPS = 12
 FEWEST_BLOCKS = 16  # of joined rows from which the Hessian is estimated
+LEAST = 1e-30  # share of the objective that a step gains at least: slopes are known to about the root of it
 RISE = 1e-12  # rounding error of the objective; losses of joined rows start near 1
 ENOUGH = 0.01  # share of the first step's expected gain: the next round corrects what is left
 
@@ -35,11 +36,6 @@ class Point:
     hessian: Array  # empty if it was not asked for
     evaluated: bool  # whether the evaluation of the loss at this point is stored with the rows
     mixed: bool = False  # whether the spare slot of the directions holds the step to this point
-
-    @property
-    def rounding(self) -> float:
-        """The rounding error of the objective."""
-        return 1e-16 * abs(self.objective)
 
     def gain(self, hessian: Array) -> float:
         """Twice the expected gain of a Newton step with this Hessian."""
@@ -58,7 +54,8 @@ class Plane:
     """Scores z + sum_k c_k X d_k + b, with the penalty l2 / 2 |theta + sum_k c_k d_k|^2.
 
     z are the scores, d_k the directions, c_k their coefficients, b the change of the intercept. ``products`` are the
-    inner products of all d_k and, as the last, theta. ``noise`` is the noise in X d of the newest direction.
+    inner products of all d_k and, as the last, theta. ``noise`` is the noise in X d of the newest direction,
+    ``rounding`` are the root mean squares of rounding errors in X d_k.
     """
 
     def __init__(
@@ -68,9 +65,16 @@ class Plane:
         l2: float,
         products: Array,
         noise: DirectionNoise | None = None,
+        rounding: Array | None = None,
     ):
-        self.loss, self.rows, self.directions, self.l2, self.noise = loss, loss.rows, directions, l2, noise
-        self.inner, self.linear, self.own = products[:-1, :-1], products[:-1, -1], float(products[-1, -1])
+        self.loss, self.rows, self.directions, self.noise = loss, loss.rows, directions, noise
+        self.inner, self.linear, self.own = (
+            l2 * products[:-1, :-1],
+            l2 * products[:-1, -1],
+            l2 * float(products[-1, -1]),
+        )
+        if rounding is not None:  # it moves no true score: what it adds to the loss is a penalty of coefficients
+            self.inner = self.inner + np.diag(loss.most_curvature * rounding**2)
         loss.reserve()
 
     def lowest(self, known: float | None = None, least: float = 0.0, *, slopes: bool = False) -> tuple[Point, Point]:
@@ -85,7 +89,7 @@ class Plane:
         pairs = self._first_pairs()
         begin = here = self.at(np.zeros(len(directions) + self.loss.outputs), known, along, pairs)
         whole = pairs.every == 1
-        least = max(here.rounding, least * abs(here.objective))
+        least = max(least, LEAST) * abs(here.objective)
         if not whole and here.gain(here.hessian) <= least:
             begin = here = self._with_hessian(here)
             whole = True
@@ -140,7 +144,7 @@ class Plane:
         values, slopes, constants = (sum(each) / joined_rows for each in zip(*found, strict=True))
         value = float(values) if known is None else known
         directions.slopes[along] = slopes
-        penalty_slope = self.l2 * (self.linear + self.inner @ weights[:count])
+        penalty_slope = self.linear + self.inner @ weights[:count]
         slope = np.concatenate([directions.slopes[directions.order] + penalty_slope, constants])
         hessian = np.empty((0, 0)) if pairs is None else self._hessian(pairs)
         return Point(weights, value, value + self._penalty(weights[:count]), slope, hessian, True, bool(weights.any()))
@@ -153,7 +157,7 @@ class Plane:
             pairs.of, *(sum(each) / joined_rows for each in list(zip(*found, strict=True))[1:])
         )
         total, count = self.directions.ordered_products(), len(self.directions)
-        total[:count, :count] += self.l2 * self.inner
+        total[:count, :count] += self.inner
         if self.noise:
             total[0, 0] = self.noise.curvature(total[0, 0], float(np.trace(total[count:, count:])))
             total[0, count:] *= self.noise.kept_mean
@@ -168,7 +172,7 @@ class Plane:
         return Point(weights, loss, objective, slope, here.hessian, evaluated=False)
 
     def _penalty(self, weights: Array) -> float:
-        return 0.5 * self.l2 * (self.own + 2 * float(weights @ self.linear) + float(weights @ self.inner @ weights))
+        return 0.5 * (self.own + 2 * float(weights @ self.linear) + float(weights @ self.inner @ weights))
 
 
 # What is computed in a block of the joined rows.

@@ -17,7 +17,8 @@ from tablepuppet.learn.tables.linear import LinearTable
 from tablepuppet.learn.tables.parameters import TableParameters
 
 Array = NDArray[np.float64]
-FLOOR = 1e-10  # eigenvalues below this share of the largest one are not inverted
+FLOOR = 1e-13  # eigenvalues below this share of the largest one are rounding errors, and are not inverted
+SPREAD = 1e6  # ratio of the columns' variances above which they are scaled before eigenvectors are computed
 LEAST_CURVATURE = 1e-3  # smallest share of the largest curvature over outputs: softmax has none along (1, .., 1)
 SMALLEST, LARGEST = 1e-60, 1e60  # bounds of predictions
 LARGE = 2.0  # times the usual size of predictions: larger ones are clipped
@@ -26,37 +27,65 @@ Curvature = float | Array  # the same for every output, or (outputs, outputs)
 
 @dataclass
 class Ridge:
-    """Eigenvalues and eigenvectors of a table's Gram matrix, the current direction and the last steps."""
+    """Eigenvalues and eigenvectors of a table's Gram matrix, the current direction and the last steps.
+
+    If the columns are of very different scale, they are those of the Gram matrix of columns divided by ``scale``: the
+    largest column's rounding errors would exceed the eigenvalues of the smallest.
+    """
 
     values: Array  # eigenvalues
     vectors: Array | None  # eigenvectors; None: the identity
     means: Array | None  # (width,) means of the columns over joined rows; None: not known
     direction: Array
+    scale: Array | None = None  # (width,)
     wide: WideGram | None = None  # the Gram matrix, while its eigenvectors are not needed
+    left: float = field(default=0.0, init=False)  # decrease that the gradient promises where nothing is inverted
     steps: list[Array] = field(default_factory=list, init=False)  # the newest first
 
     def turn(self, theta: Array, sums: Array, l2: float, curvature: Curvature) -> Array:
-        """The new direction -p from T^T Y, solved in the eigenvectors of the columns and of the outputs."""
+        """The new direction -p from T^T Y, solved in the eigenvectors of the columns and of the outputs.
+
+        The sums are of centred columns. A direction below the floor is left out, and ``left`` is what the gradient
+        promises along it: next to nothing if the columns depend on each other.
+        """
         outputs = math.prod(theta.shape[1:])
         gradient = (sums + l2 * theta).reshape(len(theta), outputs)  # (width, outputs)
         curvatures, classes = np.linalg.eigh(square_curvature(curvature, outputs))
         solved = None if self.wide is None else self.wide.solve(gradient @ classes, curvatures, l2)
-        if solved is not None:
-            self.direction = -(solved @ classes.T).reshape(theta.shape)
-            return self.direction
-        self._find_vectors()
-        assert self.vectors is not None, "made by new_ridge or new_noisy_ridge"
-        kept = self.values > FLOOR * max(self.values.max(initial=0.0), 1e-300)
-        scale = np.where(kept[:, None], np.outer(self.values, curvatures) + l2, np.inf)
-        turned = self.vectors @ ((self.vectors.T @ gradient @ classes) / scale) @ classes.T
-        self.direction = -turned.reshape(theta.shape)
+        if solved is None:
+            solved = self._solved(gradient @ classes, curvatures, l2)
+        else:
+            self.left = 0.0  # conjugate gradients leave nothing out
+        self.direction = -(solved @ classes.T).reshape(theta.shape)
         return self.direction
 
-    def _find_vectors(self) -> None:
+    def _solved(self, gradient: Array, curvatures: Array, l2: float) -> Array:
+        """p for each column of a gradient, (width, k), with its curvature."""
+        self._find_vectors(l2)
+        assert self.vectors is not None, "made by ridge_parameters or noisy_ridge_parameters"
+        hessian = np.outer(self.values, curvatures) + self._penalties(l2)[:, None]
+        floor = FLOOR * max(self.values.max(initial=0.0), 1e-300) * curvatures[None, :]
+        kept = hessian > floor
+        turned = self.vectors.T @ self._scaled(gradient)
+        self.left = 0.5 * float(np.sum(np.where(kept, 0.0, turned**2 / floor)))
+        return self._scaled(self.vectors @ (turned / np.where(kept, hessian, np.inf)))
+
+    def _find_vectors(self, l2: float) -> None:
         """The eigenvectors of a wide table, from here on."""
         if self.wide is not None:
-            values, self.vectors = np.linalg.eigh(self.wide.centred())
-            self.values, self.wide = np.maximum(values, 0.0), None
+            self.values, self.vectors, self.scale = _decomposed(self.wide.centred(), l2)
+            self.wide = None
+
+    def _scaled(self, values: Array) -> Array:
+        """Values divided by the scales of columns: a gradient by scaled parameters, or these in their own units."""
+        return values if self.scale is None else values / self.scale.reshape(-1, *[1] * (values.ndim - 1))
+
+    def _penalties(self, l2: float) -> Array:
+        """The L2 penalty of each eigenvector. If columns are scaled, that is its diagonal only: a preconditioner."""
+        assert self.vectors is not None, "its callers know"
+        if self.scale is None:
+            return np.full(len(self.values), l2)
+        return np.asarray(l2 * (self.vectors**2).T @ self.scale**-2)
 
     def advance(self, theta: Array, mix: Array, memory: int) -> Array:
         """theta + mix[0] * direction + sum_k mix[k] * (k-th last step); store it as the newest of ``memory`` steps."""
@@ -82,8 +111,7 @@ class Ridge:
 
         ``total`` is the sum of Y over all rows, ``curvature`` a bound of the loss's second derivative by one score.
         """
-        centred = sums - np.multiply.outer(self._centres, total).reshape(sums.shape)
-        step = self._conditioned(centred + l2 * theta, lr, l2, curvature, damping)
+        step = self._conditioned(self.centred(sums, total) + l2 * theta, lr, l2, curvature, damping)
         self.direction = momentum * self.direction + step
         return theta - without_mean(self.direction)
 
@@ -94,18 +122,24 @@ class Ridge:
         curvature * k / r + damping * curvature * sum(k). The first term alone would give r times a Newton step. The
         second damps columns that few rows of a batch have, such as rare categories.
         """
-        self._find_vectors()
-        scale = (curvature * self.values + l2) / max(lr, 1e-300)
+        self._find_vectors(l2)
+        penalties = l2 if self.vectors is None else self._penalties(l2)
+        scale = (curvature * self.values + penalties) / max(lr, 1e-300)
         scale = scale + damping * curvature * self.values.sum()
-        kept = (self.values > FLOOR * self.values.max(initial=0.0)) & (scale > 0)
+        floor = 0.0 if self.vectors is None else FLOOR * self.values.max(initial=0.0)
+        kept = (self.values > floor) & (scale > 0)
         scale = np.where(kept, scale, np.inf).reshape(-1, *[1] * (gradient.ndim - 1))
         if self.vectors is None:
             return np.asarray(gradient / scale)
-        return np.asarray(self.vectors @ ((self.vectors.T @ gradient) / scale))
+        return self._scaled(self.vectors @ ((self.vectors.T @ self._scaled(gradient)) / scale))
 
     def centre(self, theta: Array) -> Array:
         """The mean prediction over joined rows, (outputs,)."""
         return np.atleast_1d(self._centres @ theta)
+
+    def centred(self, sums: Array, total: Array) -> Array:
+        """T^T Y of centred columns; ``total`` is the sum of Y over all rows."""
+        return sums - np.multiply.outer(self._centres, total).reshape(sums.shape)
 
     @property
     def _centres(self) -> Array:
@@ -115,7 +149,7 @@ class Ridge:
 
     def size(self, theta: Array) -> float:
         """The root mean square of T theta, from the Gram matrix; always positive."""
-        assert self.vectors is not None, "made by new_noisy_ridge"
+        assert self.vectors is not None, "made by noisy_ridge_parameters"
         turned = self.vectors.T @ theta
         return float(np.sqrt(np.sum(self.values @ turned**2))) or 1e-12
 
@@ -147,17 +181,39 @@ def diagonal_ridge_parameters(means: Array, squares: Array, outputs: int) -> Tab
     return _zeros(len(means), outputs, squares, None, means)
 
 
-def ridge_parameters(gram: Array, means: Array, outputs: int) -> TableParameters:
-    """Zero parameters, with the eigendecomposition of a centred Gram matrix."""
+def ridge_parameters(gram: Array, shares: Array, means: Array, outputs: int, l2: float) -> TableParameters:
+    """Zero parameters, with the eigendecomposition of the Gram matrix of centred columns.
+
+    In ``gram`` numbers are centred, and columns of 0 and 1 are not: ``shares`` are their means, and 0 for numbers.
+    """
     if len(gram) >= WIDE:
-        return wide_ridge_parameters(WideGram.of_matrix(gram, means), outputs)
-    values, vectors = np.linalg.eigh(gram - np.outer(means, means))
-    return _zeros(len(gram), outputs, np.maximum(values, 0.0), vectors, means)
+        return wide_ridge_parameters(WideGram.of_matrix(gram, shares), means, outputs)
+    values, vectors, scale = _decomposed(gram - np.outer(shares, shares), l2)
+    return _zeros(len(gram), outputs, values, vectors, means, scale)
 
 
-def wide_ridge_parameters(gram: WideGram, outputs: int) -> TableParameters:
+def _decomposed(centred: Array, l2: float) -> tuple[Array, Array, Array | None]:
+    """Eigenvalues and eigenvectors of a Gram matrix of columns, and what these were divided by before."""
+    scale = column_scale(np.diag(centred), l2)
+    values, vectors = np.linalg.eigh(centred if scale is None else centred / np.outer(scale, scale))
+    return np.maximum(values, 0.0), vectors, scale
+
+
+def column_scale(variances: Array, l2: float) -> Array | None:
+    """What to divide columns by before their Gram matrix is decomposed; None if their scales are alike.
+
+    The L2 penalty counts as variance: where it is larger, it decides the step.
+    """
+    sizes = variances + l2
+    known = sizes[sizes > 0]
+    if not len(known) or known.max() <= SPREAD * known.min():
+        return None
+    return np.sqrt(np.where(sizes > 0, sizes, 1.0))
+
+
+def wide_ridge_parameters(gram: WideGram, means: Array, outputs: int) -> TableParameters:
     """The same for a wide table, whose eigenvectors are computed only if they are needed."""
-    part = _zeros(len(gram.means), outputs, gram.diagonal, None, gram.means)
+    part = _zeros(len(means), outputs, gram.diagonal, None, means)
     part.remembered(Ridge).wide = gram
     return part
 
@@ -171,7 +227,9 @@ def noisy_ridge_parameters(gram: Array, noise: float, outputs: int) -> TablePara
     return part
 
 
-def _zeros(width: int, outputs: int, values: Array, vectors: Array | None, means: Array | None) -> TableParameters:
+def _zeros(
+    width: int, outputs: int, values: Array, vectors: Array | None, means: Array | None, scale: Array | None = None
+) -> TableParameters:
     model = LinearTable(width, outputs)
     theta = model.start(0, "", width)
-    return TableParameters(model, theta, memory=Ridge(values, vectors, means, np.zeros_like(theta)))
+    return TableParameters(model, theta, memory=Ridge(values, vectors, means, np.zeros_like(theta), scale))

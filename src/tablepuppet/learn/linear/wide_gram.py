@@ -1,10 +1,11 @@
 """The Gram matrix of a wide table, solved without its eigenvectors: these take as long as the cube of its width.
 
-Input: T^T diag(w) T / N, sparse where the table has categories, as most of them never meet, and the means m of the
-columns. Output: solutions p of (c (K - m m^T) + l2) p = g for some curvatures c, by conjugate gradients (Hestenes and
-Stiefel 1952). Columns are first scaled to a unit diagonal; of a matrix of numbers, its Cholesky factor then is the
-preconditioner, which other curvatures share. Where they do not arrive, nothing is returned, and the caller needs
-eigenvectors: columns depend on each other, or nearly so.
+Input: K = T^T diag(w) T / N of columns whose numbers are centred, sparse where the table has categories, as most of
+them never meet, and the means m of these columns: shares of categories, and 0 for numbers. Output: solutions p of
+(c (K - m m^T) + l2) p = g for some curvatures c, by conjugate gradients (Hestenes and Stiefel 1952). Columns are first
+scaled to a unit diagonal; of a matrix of numbers, its Cholesky factor then is the preconditioner, which other
+curvatures share. Where they do not arrive, nothing is returned, and the caller needs eigenvectors: columns depend on
+each other, or nearly so.
 """
 
 from __future__ import annotations
@@ -43,10 +44,8 @@ class WideGram:
         self.diagonal = np.maximum(self.matrix.diagonal() - self.means**2, 0.0)
 
     @classmethod
-    def of(cls, data: EncodedTable, counts: Array, joined_rows: float, means: Array) -> WideGram | None:
-        """The Gram matrix of a table, its rows weighted by ``counts``; None if it is narrow."""
-        if data.width < WIDE:
-            return None
+    def of(cls, data: EncodedTable, counts: Array, joined_rows: float, means: Array) -> WideGram:
+        """The Gram matrix of a table, its rows weighted by ``counts``."""
         data.check_gram()  # its eigenvectors may be needed
         if data.dense.shape[1] < SPARSE * data.width:
             found = data.sparse_gram(counts / joined_rows)
@@ -96,7 +95,9 @@ class WideGram:
         def prepare(r: Array) -> Array:
             return scale**2 * r if lower is None else _twice_solved(lower, r)
 
-        found, rest = np.zeros_like(gradient), np.where(scale > 0, gradient, 0.0)
+        if gradient[scale == 0].any():  # without a penalty, columns that do not vary say nothing
+            return None
+        found, rest = np.zeros_like(gradient), gradient
         length = np.linalg.norm(scale * rest, axis=0)
         ready = prepare(rest)
         step, slope = ready, np.sum(rest * ready, axis=0)

@@ -28,7 +28,7 @@ def narrowed(values: Floats, wire: str) -> NDArray[Any]:
     if wire in LARGEST:
         values = np.clip(values, -LARGEST[wire], LARGEST[wire])
     if wire != "bfloat16":
-        return values.astype(wire, copy=False)
+        return values if values.itemsize <= np.dtype(wire).itemsize else values.astype(wire)
     bits = np.ascontiguousarray(values, np.float32).view(np.uint32)
     return ((bits + 0x7FFF + (bits >> 16 & 1)) >> 16).astype(np.uint16)  # ties to even
 

@@ -112,10 +112,10 @@ class FederatedModel(Holders):
         found |= {alias: instead(alias, client.shards(alias)[0])["image"] for alias in still}
         self.loj.gather(found, into, constant)
 
-    def predict(self, constant: Array) -> None:
-        """Set the scores of the training rows to the current predictions plus a constant."""
+    def predict(self, constant: Array, into: Column = SCORES) -> None:
+        """Set the scores of the training rows, or another column, to the current predictions plus a constant."""
         self._count_predictions()
-        self.gather(self.ask_held(self.lou, self.alone, self.instead(self.lou.client)), constant)
+        self.gather(self.ask_held(self.lou, self.alone, self.instead(self.lou.client)), constant, into=into)
 
     def _count_predictions(self) -> None:
         """Count one noisy prediction of all tables, whoever holds the parameters."""

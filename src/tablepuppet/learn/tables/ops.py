@@ -6,6 +6,8 @@ coordinator sends, since it holds those of a table with several shards.
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -30,6 +32,8 @@ from tablepuppet.party.spec import Spec
 from tablepuppet.prep.encode.encode import encoded, encoded_for_noise
 
 Array = NDArray[np.float64]
+Floats = NDArray[np.floating[Any]]
+ROUNDING = 1e-13  # share of the variance of predictions that rounding errors may be
 Places = NDArray[np.int32]
 
 
@@ -51,12 +55,17 @@ def start(
     private=("noise",),
     returns={"image": IMAGE},
 )
-def predict(table: LocalTable, view: str, encoding: str, model: str, noise: PredictionNoise | None = None) -> Values:
-    """Predictions with parameters that the party holds or has stored; with noise, these must be noisy too."""
+def predict(
+    table: LocalTable, view: str, encoding: str, model: str, noise: PredictionNoise | None = None, exact: bool = False
+) -> Values:
+    """Predictions with parameters that the party holds or has stored; with noise, these must be noisy too.
+
+    If ``exact``, they are not rounded to the precision of the wire.
+    """
     data = encoded(table, view, encoding) if noise is None else encoded_for_noise(table, view, encoding)
     part = parameters_for_predictions(table, model, data)
     if noise is None:
-        return {"image": part.model.predict(part.theta, data).astype(table.wire)}
+        return {"image": on_wire(part.model.predict(part.theta, data), table.wire, exact=exact)}
     check_noisy(table.grant.party, part)
     bound = noise.bound if noise.bound is not None else part.bound
     return {"image": noisy_predictions(table, data, part.model.by_row, part.theta, bound, noise.multiplier)}
@@ -71,14 +80,22 @@ def predict(table: LocalTable, view: str, encoding: str, model: str, noise: Pred
 )
 def apply(
     table: LocalTable, view: str, encoding: str, spec: Spec, theta: Array, places: Places | None = None,
-    noise: PredictionNoise | None = None,
+    noise: PredictionNoise | None = None, centre: Array | None = None, exact: bool = False,
 ) -> Values:  # fmt: skip
-    """Predictions with parameters that the coordinator sends; if ``places`` are given, only of these rows."""
+    """Predictions with parameters that the coordinator sends; if ``places`` are given, only of these rows.
+
+    ``centre``, (outputs,), is subtracted before they are rounded to the precision of the wire, unless they are
+    ``exact``.
+    """
     data = encoded(table, view, encoding) if noise is None else encoded_for_noise(table, view, encoding)
     model, data = model_of(spec, data.width), data if places is None else data.rows(places)
     _check_shape(theta, spec.theta_shape(data.width))
     if noise is None:
-        return {"image": model.predict(theta, data).astype(table.wire)}
+        image = model.predict(theta, data)
+        if centre is not None:
+            _check_shape(centre, (spec.outputs,))
+            image -= centre if image.ndim == 2 else centre[0]
+        return {"image": on_wire(image, table.wire, exact=exact)}
     if places is not None or noise.bound is None:
         raise PartyError("predictions with noise are those of all rows, and have a bound")
     return {"image": noisy_predictions(table, data, model.by_row, theta, noise.bound, noise.multiplier)}
@@ -107,6 +124,19 @@ def gradient(
     if places is not None:
         raise PartyError("a gradient with noise is that of all rows")
     return {"sums": noisy_gradient(table, data, model.by_row, theta, rows, noise)}
+
+
+def on_wire(image: Floats, wire: str, *, exact: bool) -> Floats:
+    """Predictions in the precision of the wire.
+
+    They stay in double precision if they are ``exact``, or if rounding would show in how much they differ: if their
+    mean is large.
+    """
+    if exact or wire == "float64":
+        return image
+    rounded = image.astype(wire)
+    spread = float(np.square(image - image.mean(axis=0)).sum()) if len(image) else 0.0
+    return rounded if float(np.square(rounded - image).sum()) <= ROUNDING * spread else image
 
 
 def _check_shape(theta: Array, shape: tuple[int, ...]) -> None:

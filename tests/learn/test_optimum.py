@@ -1,0 +1,211 @@
+"""Whoever says `converged` is at the optimum of the materialised join, whatever the scales, the means and the wire."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from numpy.typing import NDArray
+
+import tablepuppet as tp
+from tests.learn.materialised import class_numbers, learner, newton, objective, ridge, shards_of
+from tests.relations import federation, record_wire, round_as_services, write_party
+from tests.wire.services import calling, served
+
+Array = NDArray[np.float64]
+RAW = tp.prep.Pipeline([tp.prep.Impute(), tp.prep.OneHot()])  # nothing is standardised
+
+
+class World:
+    """Tables with columns of any scale and mean, nearly the same columns and nested categories, some in two shards."""
+
+    def __init__(self, seed: int, classes: int | None):
+        rng = np.random.default_rng(seed)
+        rows, tables, self.classes, self.standard = (
+            int(rng.integers(60, 250)),
+            int(rng.integers(2, 4)),
+            classes,
+            seed % 2,
+        )
+        self.l2 = float(rng.choice([0.0, 1e-8, 1e-6, 1e-4])) if classes is None else float(rng.choice([1e-6, 1e-4]))
+        common, drive, select, joins = rng.normal(size=(rows, 3)), np.zeros(rows), [], ""
+        self.parties: dict[str, dict[str, pa.Table]] = {}
+        columns: list[Array] = []
+        made: list[dict[str, Any]] = []
+        keys = [np.arange(rows), *(rng.integers(0, max(rows // 4, 12), rows) for _ in range(tables - 1))]
+        for table, key in enumerate(keys):
+            own = int(key.max()) + 1
+            here: dict[str, Any] = {}
+            for number in range(int(rng.integers(1, 4))):
+                near = 10.0 ** rng.uniform(-4, 0)
+                value = common[:own, number] + near * rng.normal(size=own)
+                drive += rng.normal() * value[key] / value.std()
+                if number and rng.random() < 0.3:
+                    value = here[f"x{number - 1}"] + 10.0 ** rng.uniform(-4, -1) * value
+                here[f"x{number}"] = value
+            for name, value in here.items():
+                size = 1.0 if self.standard else 10.0 ** rng.uniform(-3, 3)
+                shift = 10.0 ** rng.uniform(0, 7 if self.standard else 4) if rng.random() < 0.4 else 0.0
+                here[name] = value * size + shift * size * value.std()
+                column = here[name][key]
+                columns.append((column - column.mean()) / (column.std() if self.standard else 1.0))
+            nation = rng.integers(0, 8, own)
+            here["g"] = np.array([f"c{each}" for each in (nation if table % 2 else nation // 2)])
+            drive += rng.normal(size=8)[nation][key]
+            columns += [(here["g"][key] == each).astype(float) for each in np.unique(here["g"][key])]
+            select += [f"t{table}.{name}" for name in here]
+            joins += f" JOIN t{table} ON t{table}.id = t0.k{table}" if table else ""
+            made.append({"id": np.arange(own), **here})
+        noisy = drive / drive.std() + 10.0 ** rng.uniform(-2, 0.5) * rng.normal(size=rows)
+        self.labels = (
+            noisy if classes is None else np.digitize(noisy, np.quantile(noisy, np.arange(1, classes) / classes))
+        )
+        made[0] |= {f"k{table}": keys[table] for table in range(1, tables)} | {"y": self.labels}
+        for table, named in enumerate(made):
+            for number, part in enumerate(shards_of(pa.table(named), 1 + int(rng.random() < 0.3))):
+                self.parties[f"p{table}{number}"] = {f"t{table}": part}
+        self.matrix, self.sql = np.stack(columns, axis=1), f"SELECT {', '.join(select)}, t0.y FROM t0{joins}"
+
+    @property
+    def optimum(self) -> float:
+        """The least objective, by a direct solve in which columns are of one scale."""
+        return optimum(self.matrix, self.labels, self.l2, self.classes)
+
+    def fit(self, fed: tp.Federation, **settings: Any) -> Any:
+        """The learner of the task, fitted."""
+        prep: Any = {} if self.standard else {"prep": RAW}
+        return learner(self.classes, l2=self.l2, **settings).fit(fed.sql(self.sql, label="y", **prep))
+
+
+def optimum(matrix: Array, labels: NDArray[Any], l2: float, classes: int | None) -> float:
+    """The least objective of a regression, or of classes, by a direct solve of centred columns."""
+    centred = matrix - matrix.mean(axis=0)
+    if classes is not None:
+        numbers = class_numbers(labels)[1]
+        best = newton(centred, numbers, classes, l2)
+        return objective(best.scores(centred), numbers, classes) + 0.5 * l2 * float(np.sum(best.theta**2))
+    if l2:
+        theta = ridge(centred, labels, l2).theta
+    else:
+        scale = np.maximum(centred.std(axis=0), 1e-300)
+        theta = np.linalg.lstsq(centred / scale, labels - labels.mean(), rcond=1e-13)[0] / scale
+    return objective(centred @ theta + labels.mean(), labels, None) + 0.5 * l2 * float(theta @ theta)
+
+
+def at_optimum(model: Any, best: float, within: float = 1e-6) -> None:
+    reached = [entry["objective"] for entry in model.history_]
+    assert model.converged_
+    assert reached[-1] == pytest.approx(best, rel=within)
+    assert min(reached) >= best * (1 - within), "below what can be reached"
+
+
+@pytest.fixture
+def rounds_as_the_wire(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Parties in this process round their values as services do."""
+    round_as_services(monkeypatch)
+
+
+@pytest.mark.usefixtures("rounds_as_the_wire")
+@pytest.mark.parametrize("solver", ["auto", "admm"])
+@pytest.mark.parametrize("classes", [None, 2])
+@pytest.mark.parametrize("seed", range(5))
+def test_single_precision(tmp_path: Path, seed: int, classes: int | None, solver: str) -> None:
+    """On a wire of single precision a fit that says `converged` is at the optimum, and no round was below it."""
+    world = World(seed, classes)
+    at_optimum(world.fit(federation(tmp_path, world.parties, wire="float32"), solver=solver), world.optimum)
+
+
+@pytest.mark.parametrize("classes", [None, 3])
+@pytest.mark.parametrize("seed", range(4))
+def test_one_process(tmp_path: Path, seed: int, classes: int | None) -> None:
+    """The same in one process, where nothing is rounded."""
+    world = World(seed, classes)
+    at_optimum(world.fit(federation(tmp_path, world.parties)), world.optimum)
+
+
+def test_services(tmp_path: Path) -> None:
+    """Services with float32 on the wire reach the optimum of the pooled rows."""
+    world = World(1, None)
+    urls = {name: write_party(tmp_path, name, tables, "parquet") for name, tables in world.parties.items()}
+    with served(urls) as servers:
+        at_optimum(world.fit(calling(servers, wire="float32")), world.optimum)
+
+
+def test_nothing_is_rounded_in_one_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With wire="float32", no array between parties of one process is of single precision."""
+    world = World(1, None)
+    fed, messages = federation(tmp_path, world.parties, wire="float32"), record_wire(monkeypatch)
+    world.fit(fed)
+    values = [
+        value for each in messages for part in (each.request.arguments, each.reply or {}) for value in part.values()
+    ]
+    kinds = {value.dtype for value in values if isinstance(value, np.ndarray) and value.dtype.kind == "f"}
+    assert kinds == {np.dtype("float64")}
+
+
+def two_tables(first: dict[str, Any], second: dict[str, Any]) -> tuple[dict[str, dict[str, pa.Table]], str]:
+    """(parties, SQL) of two tables that match one to one; the label y is a column of the first."""
+    rows = np.arange(len(first["y"]))
+    names = [f"t0.{name}" for name in first if name != "y"] + [f"t1.{name}" for name in second]
+    parties = {"a": {"t0": pa.table({"id": rows, **first})}, "b": {"t1": pa.table({"id": rows, **second})}}
+    return parties, f"SELECT {', '.join(names)}, t0.y FROM t0 JOIN t1 ON t1.id = t0.id"
+
+
+@pytest.mark.parametrize("solver", ["lbfgs", "admm"])
+def test_columns_of_different_scale(tmp_path: Path, solver: str) -> None:
+    """A column that is a million times smaller than another one gets its coefficient without `Standardize`."""
+    rng = np.random.default_rng(0)
+    small, large, other = rng.normal(size=(3, 300))
+    y = 3 * small + 0.5 * large - other + 0.1 * rng.normal(size=300)
+    parties, sql = two_tables({"small": small, "large": 1e6 * large + 1e8, "y": y}, {"other": other})
+    relation = federation(tmp_path, parties).sql(sql, label="y", prep=RAW)
+    model = learner(None, l2=0.0, solver=solver).fit(relation)
+    at_optimum(model, optimum(np.stack([small, 1e6 * large, other], axis=1), y, 0.0, None))
+    assert model.coef_["t0.small"] == pytest.approx(3, abs=0.05)
+
+
+def test_polynomial_of_a_price(tmp_path: Path) -> None:
+    """Powers of a price of about 1,000 are all used."""
+    rng = np.random.default_rng(1)
+    price, other = rng.uniform(500, 1500, 400), rng.normal(size=400)
+    y = ((price - 1000) / 300) ** 3 + other + 0.1 * rng.normal(size=400)
+    parties, sql = two_tables({"price": price, "y": y}, {"other": other})
+    prep = tp.prep.Pipeline([tp.prep.Polynomial(3, columns=["t0.price"])])
+    relation = federation(tmp_path, parties).sql(sql, label="y", prep=prep)
+    model = tp.LinearRegression(l2=0.0).fit(relation)
+    assert model.converged_
+    assert model.evaluate(relation)["r2"] > 0.99
+
+
+@pytest.mark.usefixtures("rounds_as_the_wire")
+def test_nested_categories(tmp_path: Path) -> None:
+    """Nations within regions of another table: predictions are those of the optimum, on a wire of single precision."""
+    rng = np.random.default_rng(2)
+    nation = rng.integers(0, 25, 500)
+    y = rng.normal(size=25)[nation] + rng.normal(size=500)
+    first = {"nation": np.array([f"n{each}" for each in nation]), "y": y}
+    parties, sql = two_tables(first, {"region": np.array([f"r{each // 5}" for each in nation])})
+    relation = federation(tmp_path, parties, wire="float32").sql(sql, label="y")
+    matrix = np.concatenate([np.eye(25)[nation], np.eye(5)[nation // 5]], axis=1)
+    model = tp.LinearRegression(l2=1e-4).fit(relation)
+    at_optimum(model, optimum(matrix, y, 1e-4, None), 1e-9)
+    best = ridge(matrix, y, 1e-4)
+    np.testing.assert_allclose(model.predict(relation), best.scores(matrix), atol=1e-5)
+    assert sum(np.square(list(model.coef_.values()))) == pytest.approx(float(best.theta @ best.theta), rel=1e-5)
+
+
+@pytest.mark.parametrize("within", [True, False])
+def test_nearly_the_same_columns_without_l2(tmp_path: Path, within: bool) -> None:
+    """Two columns that differ by 1e-5, in one table or in two, are told apart."""
+    rng = np.random.default_rng(3)
+    one, noise = rng.normal(size=(2, 300))
+    two, y = one + 1e-5 * noise, one + noise + 0.1 * rng.normal(size=300)
+    first = {"one": one, "y": y} | ({"two": two} if within else {})
+    parties, sql = two_tables(first, {"other": rng.normal(size=300)} | ({} if within else {"two": two}))
+    relation = federation(tmp_path, parties).sql(sql, label="y")
+    other = np.asarray(parties["b"]["t1"]["other"])
+    model = tp.LinearRegression(l2=0.0).fit(relation)
+    at_optimum(model, optimum(np.stack([one, two, other], axis=1), y, 0.0, None))
