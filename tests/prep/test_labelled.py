@@ -385,7 +385,7 @@ def test_no_group_is_small(seed: int, rows: int, items: int, twice: bool, folds:
         codes[table.index] = kinds.map(code_of)
         column = ColumnCodes(alias, codes, len(code_of), least)
         asked, deal = AskedLabels(rel.client, rel.query.label), Folds(folds, seed)  # type: ignore[arg-type]
-        fold = fold_of_rows(rel.client, alias, deal)
+        fold = fold_of_rows(rel.client, alias, deal)()
         parts = asked._parts(column, fold, folds)
         by_alias = dict(zip(rel.mapping.tables, zip(*places(rel), strict=True), strict=True))
         by_row, tables = fold[table.index], [by_alias[each] for each in {alias, "s"}]

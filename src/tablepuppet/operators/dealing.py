@@ -7,7 +7,7 @@ So k different numbers reveal log2(k) bits of each row's place, rounded up, and 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -22,14 +22,20 @@ Listed = NDArray[np.integer | np.bool_]
 
 
 def dealt(client: Client, alias: str, numbers: Listed, classes: Numbers | None = None) -> Numbers:
-    """The number of each base row of a table, (rows,), of ``numbers`` that are listed in the order of the source.
+    """What `deal` has asked for, in a trip of its own."""
+    return deal(client, alias, numbers, classes)()
+
+
+def deal(client: Client, alias: str, numbers: Listed, classes: Numbers | None = None) -> Callable[[], Numbers]:
+    """Ask for the number of each base row of a table, (rows,), of ``numbers`` that are listed in the order of the
+    source; the result reads them.
 
     Shards stand one after another in the order of their parties' names. With ``classes``, 0, 1, ... for each base row,
     numbers are listed for the rows of class 0, then for those of class 1, and so on.
     """
     shards = sorted(client.shards(alias), key=lambda shard: shard.party)
     if not shards:
-        return np.zeros(0, np.int64)
+        return lambda: np.zeros(0, np.int64)
     groups = np.zeros(client.mapping.tables[alias].rows, np.int64) if classes is None else classes
     own = dict(zip((shard.party for shard in shards), _of_shards(numbers, groups, shards), strict=True))
     sent = {} if classes is None else {s.party: {"classes": _narrow(groups[s.slice])} for s in shards}
@@ -41,11 +47,15 @@ def dealt(client: Client, alias: str, numbers: Listed, classes: Numbers | None =
 
     bits = range(int(np.max(numbers, initial=0)).bit_length())
     asked = [client.ask("rows.sample", partial(arguments, bit)) for bit in bits]  # in one trip
-    found = np.zeros(len(groups), np.int64)
-    for bit, pending in zip(bits, asked, strict=True):
-        for shard, reply in zip(client.shards(alias), pending.read()[alias], strict=True):
-            found[shard.slice] |= np.unpackbits(reply["chosen"], count=len(shard.row_ids)).astype(np.int64) << bit
-    return found
+
+    def read() -> Numbers:
+        found = np.zeros(len(groups), np.int64)
+        for bit, pending in zip(bits, asked, strict=True):
+            for shard, reply in zip(client.shards(alias), pending.read()[alias], strict=True):
+                found[shard.slice] |= np.unpackbits(reply["chosen"], count=len(shard.row_ids)).astype(np.int64) << bit
+        return found
+
+    return read
 
 
 def dealt_to_groups(client: Client, alias: str, numbers: Listed, groups: Numbers) -> Numbers:

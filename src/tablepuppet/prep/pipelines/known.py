@@ -123,6 +123,7 @@ class Statistics(ABC):
         self.plan = plan
         self.owners = owners  # of a table's rows, as the end of an error
         self.wanted: dict[Hashable, Question] = {}
+        self.dealt: dict[tuple[str, Folds], None] = {}  # tables whose rows are in folds, in the order of steps
         self.placeholders = 0  # how often one was used for a value that is wanted
         self._found: dict[Hashable, Any] = {}
 
@@ -178,6 +179,7 @@ class Statistics(ABC):
         """Sums of the label by the codes of a column after steps."""
         key = wanted.key, folds
         if key not in self._found:
+            self.dealt.setdefault((wanted.alias, folds))
             self._found[key] = self._label_sums(self._look(wanted.key, wanted), folds)
         found: LabelSums = self._found[key]
         return found
@@ -268,6 +270,9 @@ class Known(Statistics):
         label = self.plan.query.label
         if self._labels is None and label is not None and any(listed[0].op == "prep.codes" for listed, _ in asked):
             self._labels = AskedLabels(self._client, label)
+        if self._labels is not None:
+            for alias, folds in self.dealt:
+                self._labels.deal(alias, folds)
         named = [each for each in wanted.values() if isinstance(each, Coded)]
         texts = CategoryNames(self._client, [Coded(each.column, self._blinding, each.digests) for each in named])
         found = self._refined(ranks)

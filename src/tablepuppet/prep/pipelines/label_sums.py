@@ -12,9 +12,9 @@ label's table is joined with several categories, groups overlap, and differences
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
 from typing import Any
 
 import numpy as np
@@ -24,7 +24,7 @@ from tablepuppet.arrays import mark
 from tablepuppet.errors import LearnError, PartyError
 from tablepuppet.mapping.table_mapping import MappedTable
 from tablepuppet.operators.client import Client, Pending
-from tablepuppet.operators.dealing import dealt
+from tablepuppet.operators.dealing import deal
 from tablepuppet.party.allowance import check_reply
 from tablepuppet.party.local_table import LocalTable
 from tablepuppet.party.ops import Values, op
@@ -134,7 +134,7 @@ class AskedLabels:
         self._is_number = family(label.type) in NUMERIC
         self._asked: Pending = (ask_numbers if self._is_number else ask_classes)(client, label)
         self._sums: dict[str, tuple[Floats, Floats]] = {}
-        self._dealt: dict[tuple[str, Folds], NDArray[np.int64]] = {}
+        self._dealt: dict[tuple[str, Folds], Callable[[], NDArray[np.int64]]] = {}
 
     @cached_property
     def _found(self) -> tuple[Floats, bool]:
@@ -156,7 +156,8 @@ class AskedLabels:
     def of(self, column: ColumnCodes, folds: Folds) -> LabelSums:
         """The label's sums by category of a column."""
         values, has_two = self._found
-        fold = self._folds(column.alias, folds)
+        self.deal(column.alias, folds)
+        fold = self._dealt[column.alias, folds]()
         parts = self._parts(column, fold, folds.count)
         weights = self._client.mapping.counts(column.alias).astype(np.float64)
         mean = float(values.mean())
@@ -177,10 +178,10 @@ class AskedLabels:
             count, mean + means, about, prior_count, mean + prior_means, prior_about, grid[0].T, has_two
         )  # fmt: skip
 
-    def _folds(self, alias: str, folds: Folds) -> NDArray[np.int64]:
+    def deal(self, alias: str, folds: Folds) -> None:
+        """Ask for the folds of a table's rows, unless it was done before."""
         if (alias, folds) not in self._dealt:
-            self._dealt[alias, folds] = fold_of_rows(self._client, alias, folds)
-        return self._dealt[alias, folds]
+            self._dealt[alias, folds] = cache(fold_of_rows(self._client, alias, folds))
 
     def least(self, column: ColumnCodes) -> int:
         """Different base rows that a group must have, in the tables of the label and of the category."""
@@ -239,22 +240,22 @@ def base_rows(table: MappedTable) -> NDArray[np.int64]:
     return found
 
 
-def fold_of_rows(client: Client, alias: str, folds: Folds) -> NDArray[np.int64]:
-    """The fold of each base row of a table, as its parties find it by the places of rows in their sources.
+def fold_of_rows(client: Client, alias: str, folds: Folds) -> Callable[[], NDArray[np.int64]]:
+    """Ask for the fold of each base row of a table, as its parties find it by the places of rows in their sources.
 
-    Parties say which rows are in which fold: that counts as splits.
+    Parties say which rows are in which fold: that counts as splits. The result reads them.
     """
     table = client.mapping.tables[alias]
     if folds.count == 1:
-        return np.zeros(table.rows, np.int64)
+        return lambda: np.zeros(table.rows, np.int64)
     rows = base_rows(table)
     _, first = np.unique(rows, return_index=True)
     again = ~mark(table.rows, first)  # rows that are listed before
     parts = [len(np.unique(shard.row_ids)) for shard in sorted(client.shards(alias), key=lambda shard: shard.party)]
     listed = [fold_numbers(np.arange(size), folds.count, folds.seed, folds.shuffle) for size in parts]
     numbers = np.concatenate([np.zeros(0, np.int64), *listed, np.zeros(np.count_nonzero(again), np.int64)])
-    found = dealt(client, alias, numbers, again.astype(np.int64) if again.any() else None)
-    return found[first][rows]
+    asked = deal(client, alias, numbers, again.astype(np.int64) if again.any() else None)
+    return lambda: asked()[first][rows]
 
 
 def _left(parts: NDArray[np.intp], folds: int) -> Floats:
