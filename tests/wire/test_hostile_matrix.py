@@ -66,6 +66,17 @@ def test_centres_fit_their_columns(tmp_path: Path) -> None:
         closed.run("s", "matrix.column_sums", view=VIEW["view"], encoding="c")
 
 
+def test_centres_of_a_gram_matrix_tell_no_more_than_means(tmp_path: Path) -> None:
+    """Two of them tell the sum of a column; so do two encodings of it, whose means the caller has always chosen."""
+    attacker = opened(tmp_path)
+    about = attacker.run("s", "matrix.gram", **VIEW, joined_rows=1, centres=np.ones(1))["gram"]
+    build = {"columns": ["amount"], "means": np.ones(1), "scales": np.ones(1), "categories": []}
+    plain = attacker.run("s", "matrix.gram", **VIEW, joined_rows=1)["gram"]
+    attacker.run("s", "encode.build", view="v", encoding="f", **build)
+    assert about == pytest.approx(attacker.run("s", "matrix.gram", view="v", encoding="f", joined_rows=1)["gram"])
+    assert (plain - about + ROWS)[0, 0] / 2 == pytest.approx(np.arange(ROWS - 1).sum() * 1.5 + ALONE)
+
+
 def test_sums_of_columns_are_masked(tmp_path: Path) -> None:
     """With ``secure_sum`` a shard's sums, weighed at will, do not leave by themselves."""
     attacker = opened(tmp_path, table="matrix = true")
@@ -87,6 +98,23 @@ def test_functions_of_few_rows_are_refused(tmp_path: Path) -> None:
     assert attacker.run("s", "matrix.column_sums", view="v", encoding="f")["sums"].shape == (1,)
 
 
+@pytest.mark.parametrize("often", [1, 90])
+def test_functions_that_few_rows_differ_by_are_refused(tmp_path: Path, often: int) -> None:
+    """With 1 added, the function of one row was zero in none; the row is no crowd if it is listed often."""
+    attacker = opened(tmp_path, table="matrix = true\nmin_rows = 10")
+    table = attacker.desk.party.table("s", "cards", "analyst")
+    ids = np.r_[np.arange(ROWS), np.full(often - 1, np.argmax(table.snapshot.position(np.arange(ROWS))))]
+    attacker.use("s", "v", ids, np.ones(len(ids), np.uint8))
+    build = {"columns": ["amount"], "means": np.zeros(1), "scales": np.ones(1), "categories": []}
+    attacker.run("s", "encode.build", **VIEW, **build)
+    one: dict[str, Any] = {**VIEW, "into": "f", "numbers": np.zeros(1, np.int64), "groups": NONE}
+    above = [("greater", 0, -1), ("where", 1, 0), ("add", 2, -2)]
+    with pytest.raises(tp.PrivacyError, match="policy rule min_rows"):
+        attacker.run("s", "matrix.apply", **one, steps=above, constants=np.array([[1000.0], [1.0]]))
+    for constants in ([[10.0], [1.0]], [[1e6], [1.0]]):  # many rows differ, or none
+        attacker.run("s", "matrix.apply", **one, steps=above, constants=np.array(constants))
+
+
 FILL = {"kind": "fill", "column": "amount", "value": 0.0}
 SCALE = {"kind": "scale", "column": "amount", "centre": 1.0, "scale": 2.0}
 WITHOUT = {"kind": "without", "column": "amount", "low": 1000.0, "high": 1e9}
@@ -95,10 +123,13 @@ WITHOUT = {"kind": "without", "column": "amount", "low": 1000.0, "high": 1e9}
 @pytest.mark.parametrize("steps", [[], [FILL], [FILL, SCALE], [WITHOUT], [WITHOUT, FILL], [WITHOUT, SCALE, FILL]])
 def test_values_that_few_rows_have_are_not_filled_and_summed(tmp_path: Path, steps: list[Any]) -> None:
     """A column of one value, as it is read or after a step, counts as one without any, also if a step then fills it."""
-    one = [1234.5] + [None] * (ROWS - 1)
-    attacker = opened(tmp_path, None if WITHOUT in steps else one)
+    one, none = [1234.5] + [None] * (ROWS - 1), pa.nulls(ROWS, pa.float64())
     asked = {"view": "v", "blinding": "b", "columns": ["amount"], "categories": [], "wanted": ["amount"]}
-    assert attacker.run("s", "prep.sums", **asked, steps=steps)["sums"][0, 0] == 0
+    found = []
+    for name, amounts in {"one": None if WITHOUT in steps else one, "none": none}.items():
+        attacker = opened(tmp_path / name, amounts)
+        found.append(attacker.run("s", "prep.sums", **asked, steps=steps)["sums"])
+    np.testing.assert_array_equal(*found)
 
 
 def test_time_is_looked_at_between_columns() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import tracemalloc
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,7 @@ import tablepuppet.learn.party_ops
 from tablepuppet.party.request import Request
 from tablepuppet.party.service import Party
 from tablepuppet.party.spec import Linear
+from tablepuppet.sql import expression
 from tablepuppet.wire.codec import encode
 from tablepuppet.wire.in_flight import AS_OBJECTS, InFlight
 from tablepuppet.wire.protocol import BusyError
@@ -186,3 +187,34 @@ def test_the_header_of_a_request_is_counted_as_objects() -> None:
     tracemalloc.stop()
     assert len(read) == 100_000
     assert used < 1.5 * AS_OBJECTS * len(header)
+
+
+# Expressions
+
+
+@pytest.mark.parametrize("text", ["amount IN (" + "1, " * 40_000 + "1)", "amount IN (" + "1" * 200_000 + ")"])
+def test_long_expressions_are_refused(tmp_path: Path, text: str) -> None:
+    """DuckDB took 7 KB of memory to read a value of a list: a request of 4 MB took all that a machine has."""
+    attacker = Attacker(write_bank(tmp_path))
+    with pytest.raises(tp.QueryError, match="put a long list of values into a table and join it"):
+        attacker.open("s", attacker.scan(filters=(text,)))
+
+
+def test_few_long_expressions_are_remembered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A tree of 2 MB was kept for each of the last 4,096 expressions, whoever had sent it and long after."""
+    attacker = Attacker(write_bank(tmp_path, limits="max_filters = 1"))
+    monkeypatch.setattr(expression, "_checked", expression._Kept(expression.MOST_KEPT_LETTERS))
+    for number in range(8):
+        text = f"amount IN ({'1, ' * 1000}{' ' * 150_000}{number})"
+        with suppress(tp.PrivacyError):
+            attacker.open(f"s{number}", attacker.scan("SELECT amount FROM cards", filters=(text,)))
+    kept = expression._checked._found
+    assert sum(map(len, kept)) <= expression.MOST_KEPT_LETTERS
+    assert not any(text.endswith(" 0)") for text in kept)
+
+
+def test_reading_expressions_takes_the_time_of_a_request(tmp_path: Path) -> None:
+    """Before a row is read, too: a scan may have any number of expressions."""
+    attacker = Attacker(write_bank(tmp_path, limits="request_seconds = 0.000001"))
+    with pytest.raises(tp.PartyError, match="request_seconds"):
+        attacker.open("s", attacker.scan("SELECT amount + 1 AS more FROM cards"))

@@ -110,6 +110,52 @@ def test_splits_within_classes_are_counted(tmp_path: Path) -> None:
             attacker.run("s", "rows.sample", view="v", ranks=EVERY[:1], classes=wrong)
 
 
+def test_copies_of_rows_are_splits_of_their_own(tmp_path: Path) -> None:
+    """Rows listed six times showed, by six ranks for each place, their whole order in one split."""
+    attacker = Attacker(write_bank(tmp_path, limits="max_splits = 5"))
+    attacker.open("s", attacker.scan(VALUES))
+    attacker.use("s", "v", np.repeat(EVERY, 6), np.ones(360, np.int64))
+    bits = EVERY[:, None] >> np.arange(6) & 1  # (places, copies)
+    with pytest.raises(tp.PrivacyError, match="max_splits"):
+        attacker.run("s", "rows.sample", view="v", ranks=np.flatnonzero(bits))
+
+
+def test_one_copy_of_rows_is_one_split(tmp_path: Path) -> None:
+    """Copies that no rank can choose tell nothing: folds of rows that are listed often count as those of others."""
+    attacker = Attacker(write_bank(tmp_path, limits="max_splits = 5"))
+    attacker.open("s", attacker.scan(VALUES))
+    attacker.use("s", "v", np.repeat(EVERY, 6), np.ones(360, np.int64))
+    again = np.tile(np.arange(6) > 0, 60).astype(np.int64)
+    for bit in range(5):
+        attacker.run("s", "rows.sample", view="v", ranks=np.flatnonzero(EVERY >> bit & 1), classes=again)
+    with pytest.raises(tp.PrivacyError, match="max_splits"):
+        attacker.run("s", "rows.sample", view="v", ranks=np.flatnonzero(EVERY >> 5 & 1), classes=again)
+
+
+def test_folds_of_a_step_are_splits(tmp_path: Path) -> None:
+    """A step whose numbers are by fold told the folds of all rows, so a part of their order, and counted as nothing."""
+    attacker = Attacker(write_bank(tmp_path, limits="max_splits = 4"))
+    order = np.array(order_of(attacker, "s", "SELECT code FROM cards"))
+    attacker.use("s", "v", EVERY, ONCE)
+
+    def fold_of_rows(seed: int, shuffle: bool = True) -> Any:
+        lookup = {"kind": "lookup", "column": "code", "values": [], "other": 0.0, "missing": 0.0}
+        numbers = {"values": [], "other": np.arange(12.0).tolist(), "missing": [0.0] * 12, "full": lookup}
+        step = {"kind": "fold_lookup", "column": "code", "folds": 12, "seed": seed, "shuffle": shuffle} | numbers
+        read = {"columns": [], "categories": [("code", "text")], "digests0": np.zeros((0, 16), np.uint8)}
+        encoders = {"means": np.zeros(1), "scales": np.ones(1), "steps": [step]}
+        attacker.run("s", "encode.build", view="v", encoding="e", **read, **encoders)
+        return attacker.run("s", "model.apply", view="v", encoding="e", spec=Linear(1), theta=np.ones(1))["image"]
+
+    for _ in range(2):  # the same folds again cost nothing
+        assert np.array_equal(fold_of_rows(0, shuffle=False), order // 5)
+    for bit in range(4):  # nor does asking for them plainly
+        chosen = attacker.run("s", "rows.sample", view="v", ranks=np.flatnonzero(EVERY // 5 >> bit & 1))["chosen"]
+        assert np.array_equal(np.unpackbits(chosen, count=60), order // 5 >> bit & 1)
+    with pytest.raises(tp.PrivacyError, match="max_splits"):
+        fold_of_rows(1)
+
+
 def test_honest_splits_repeat_for_nothing(tmp_path: Path) -> None:
     """One seed and share count once, whatever is selected; a table that has got more rows has a new allowance."""
     file = write_bank(tmp_path, limits="max_splits = 1")

@@ -118,6 +118,17 @@ def check_weighed(table: LocalTable, view: RelationRows, rows: Array) -> None:
         raise table.grant.refusal("min_rows", f"{reason} {least} of its rows")
 
 
+def check_varied(table: LocalTable, view: RelationRows, values: Array) -> None:
+    """PrivacyError if some rows, but too few to hide among, differ from the value that most rows of a column have."""
+    if table.grant.rules.min_rows and len(values):
+        check_weighed(table, view, values != np.array([_most_frequent(each) for each in values[view.firsts].T]))
+
+
+def _most_frequent(values: Array) -> float:
+    known, counts = np.unique(values, return_counts=True)
+    return float(known[np.argmax(counts)])
+
+
 @op(
     "matrix.column_sums",
     asked="the relation as a matrix",
@@ -211,7 +222,8 @@ def apply(
     """Keep a function of some of the table's numbers under the name ``into``, and the codes of some categories with it.
 
     ``numbers`` are places among the numeric columns, ``groups`` among those of categories. What was kept under that
-    name is forgotten. PartyError if the function is not finite in some row, PrivacyError if it is zero in most rows.
+    name is forgotten. PartyError if the function is not finite in some row, PrivacyError if it is the same in all rows
+    but a few.
     """
     data = encoded(table, view, encoding)
     check_steps(steps, constants, len(numbers))
@@ -226,7 +238,7 @@ def apply(
             f"party {table.grant.party!r}, table {table.grant.table!r}: the function is not finite for some rows; its "
             "columns are standardised numbers, below zero for what is below the mean"
         )
-    check_weighed(table, table.view(view), found.dense)
+    check_varied(table, table.view(view), found.dense)
     _keep(table, view, into, found, "matrix.apply")
     return {}
 

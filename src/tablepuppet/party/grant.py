@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tablepuppet.errors import PartyError, PrivacyError
+from tablepuppet.party.allowance import check_time
 from tablepuppet.party.key_rule import keeps_keys_apart, named_key
 from tablepuppet.party.ops import Op
 from tablepuppet.party.policy import HAVE_NO_NOISE, LEVELS, ColumnRule, Level, TableRule, Use
@@ -71,6 +72,7 @@ class Grant:
         if not self.rules.columns and self.rules.others == ColumnRule():  # nothing is forbidden: no need to parse
             columns: tuple[str, ...] = ()
         else:
+            check_time()
             columns = columns_of(text)
         self._check_published(columns)
         for name in columns:

@@ -211,6 +211,25 @@ class LocalTable:
             raise self.grant.refusal("embeddings.max_epochs", reason)
         self.state[_EMBEDDED] = counted
 
+    def count_split(self, view: str, chosen: NDArray[np.bool_], classes: NDArray[np.integer] | None = None) -> None:
+        """Count a choice of a relation's rows by their places in the source; PrivacyError if there are too many.
+
+        To be called before anything that follows from ``chosen`` is kept or sent. It reveals one bit of the place of
+        every row, and of one that is listed several times a bit each time, unless its whole class is chosen, or none
+        of it: it counts as so many splits.
+        """
+        if self.is_repeat or not chosen.any() or chosen.all():
+            return
+        found = self.view(view)
+        order = np.argsort(self.snapshot.place(found.row_ids), kind="stable")
+        what = hashlib.sha256(np.sort(self.snapshot.position(found.row_ids)).tobytes())
+        what.update(np.packbits(chosen[order]).tobytes())
+        if classes is not None:
+            what.update(_numbered(classes[order]).tobytes())
+        self.split_by(what.hexdigest())
+        for again in range(1, 1 if found.is_each_once else _most_told(found.row_ids, chosen, classes)):
+            self.split_by(f"{what.hexdigest()} {again}")
+
     def charge(self, cost: Spending, purpose: str, release: str | None = None, line: str = "") -> None:
         """Spend ``cost`` of the table's budget in the caller's name; PrivacyError if there is not as much left.
 
@@ -306,6 +325,30 @@ def _longest(column: pa.ChunkedArray) -> int:
     if pa.types.is_primitive(column.type):
         return int(column.type.bit_width + 7) // 8
     return int(pc.max(pc.binary_length(column.cast(pa.large_string()))).as_py() or 0) + 8
+
+
+def _numbered(classes: NDArray[np.integer]) -> NDArray[np.int64]:
+    """Classes by numbers in the order in which they first appear: whatever a session numbered them by.
+
+    >>> _numbered(np.array([7, 3, 7, 9])).tolist()
+    [0, 1, 0, 2]
+    """
+    _, first, inverse = np.unique(classes, return_index=True, return_inverse=True)
+    place = np.empty(len(first), np.int64)
+    place[np.argsort(first)] = np.arange(len(first))
+    return place[inverse]
+
+
+def _most_told(row_ids: NDArray[np.integer], chosen: NDArray[np.bool_], classes: NDArray[np.integer] | None) -> int:
+    """How often one row is listed in classes of which some are chosen, but not all.
+
+    >>> _most_told(np.array([4, 4, 4, 9]), np.array([True, False, False, True]), np.array([0, 0, 1, 1]))
+    3
+    """
+    _, groups = np.unique(np.zeros(len(row_ids)) if classes is None else classes, return_inverse=True)
+    sizes, ones = np.bincount(groups), np.bincount(groups, chosen)
+    told = ((ones > 0) & (ones < sizes))[groups]
+    return int(np.bincount(row_ids[told]).max(initial=0))
 
 
 def category_secret(blinding_key: bytes, blinding: str) -> bytes:

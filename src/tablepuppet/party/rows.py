@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-
 import numpy as np
 from numpy.typing import NDArray
 
@@ -91,7 +89,8 @@ def sample_rows(
     in the order of classes and, within a class, of the source.
 
     The coordinator draws ranks from a seed, so that the same source rows are chosen as long as the data is the same,
-    whatever the row ids are. Each choice reveals one bit of every row's place, so choices are counted.
+    whatever the row ids are. Each choice reveals one bit of every row's place, or as many as a row is listed times,
+    so choices are counted.
     """
     row_ids = table.view(view).row_ids
     places = table.snapshot.place(row_ids)
@@ -104,22 +103,5 @@ def sample_rows(
     if ranks.ndim != 1 or len(ranks) > len(order) or (len(ranks) and (ranks.min() < 0 or ranks.max() >= len(order))):
         raise PartyError(f"{where}: ranks must be below the {len(order):,} rows that take part, and no more")
     chosen[ranked[ranks]] = True
-    if chosen.any() and not chosen.all() and not table.is_repeat:
-        what = hashlib.sha256(np.sort(table.snapshot.position(row_ids)).tobytes())
-        what.update(np.packbits(chosen[order]).tobytes())
-        if classes is not None:
-            what.update(_numbered(classes[order]).tobytes())
-        table.split_by(what.hexdigest())
+    table.count_split(view, chosen, classes)
     return {"chosen": np.packbits(chosen)}
-
-
-def _numbered(classes: NDArray[np.integer]) -> NDArray[np.int64]:
-    """Classes by numbers in the order in which they first appear: whatever a session numbered them by.
-
-    >>> _numbered(np.array([7, 3, 7, 9])).tolist()
-    [0, 1, 0, 2]
-    """
-    _, first, inverse = np.unique(classes, return_index=True, return_inverse=True)
-    place = np.empty(len(first), np.int64)
-    place[np.argsort(first)] = np.arange(len(first))
-    return place[inverse]

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from functools import lru_cache
+from dataclasses import dataclass
+from threading import Lock
 
 from sqlglot import exp, parse_one
 from sqlglot.errors import SqlglotError
@@ -39,10 +40,12 @@ FUNCTIONS = frozenset(
 )
 # Written like a call, but DuckDB's grammar or a macro that it brings along.
 FORMS = frozenset("cast coalesce date extract if ifnull nullif split_part try_cast".split())
+MOST_TEXT = 200_000  # letters of an expression
+MOST_PARTS = 30_000  # columns, values and operators of one: DuckDB takes kilobytes of memory to read each
 SQLGLOT_FAULTS = (AttributeError, LookupError, TypeError, ValueError)
 """What sqlglot raises, beside its own errors, on SQL that it does not expect."""
 
-MOST_KEPT = 1 << 14  # expressions that are not checked again: a wide table has thousands of columns
+MOST_KEPT_LETTERS = 1 << 20  # of expressions that are not checked again: a wide table has thousands of columns
 _TIMES = frozenset("age get_current_time get_current_timestamp now today transaction_timestamp".split())
 _RANDOM = frozenset("gen_random_uuid nextval rand random setseed uuid uuidv4 uuidv7".split())
 _TYPES = frozenset(
@@ -65,6 +68,7 @@ _CHAINS = (exp.And, exp.Or, exp.DPipe, exp.Add | exp.Sub, exp.Mul | exp.Div | ex
 _KEYWORDS = frozenset(AsWritten.Tokenizer.KEYWORDS) | {"IF"}
 _PLAIN = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _SUBQUERY = f"a subquery inside an expression is not supported yet; {AS_JOIN}"
+_LONG_LIST = f"put a long list of values into a table and join it, or {VIEW}"
 _AGGREGATE = f"aggregates are not supported: the learner works on rows; {AGGREGATING_VIEW}"
 _CHANGES = "the value must be the same whenever it is read; write the date, time or name itself"
 _BY_CHANCE = f"the value must be the same whenever it is read; for values by chance {NO_WAY}"
@@ -170,7 +174,9 @@ def and_parts(node: exp.Expr) -> Iterator[exp.Expr]:
 
 def check(node: exp.Expr) -> None:
     """Raise `Refused` unless ``node`` is an expression that a party may evaluate."""
-    for part in node.walk():
+    for number, part in enumerate(node.walk()):
+        if number == MOST_PARTS:
+            raise Refused(f"an expression has at most {MOST_PARTS:,} parts; {_LONG_LIST}", node)
         if isinstance(part, exp.Any | exp.All) and part.find(exp.Query):
             raise Refused(_SUBQUERY, part)
         for kind, reason in _REASONS:
@@ -233,11 +239,45 @@ def checked(text: str) -> exp.Expr:
     Traceback (most recent call last):
     tablepuppet.errors.QueryError: function getenv is not supported in an expression; compute the value in a view...
     """
-    return _checked(text).copy()  # whoever asked may change it
+    return _checked(text).node.copy()  # whoever asked may change it
 
 
-@lru_cache(maxsize=MOST_KEPT)
-def _checked(text: str) -> exp.Expr:
+@dataclass(frozen=True)
+class _Read:
+    """An expression that a party may evaluate; nobody may change its tree."""
+
+    node: exp.Expr
+    columns: tuple[str, ...]
+
+
+class _Kept:
+    """The last expressions that were read, up to a number of letters: trees take a thousand times that in bytes."""
+
+    def __init__(self, letters: int) -> None:
+        self._left, self._lock = letters, Lock()
+        self._found: dict[str, _Read] = {}  # the one used last is the last
+
+    def __call__(self, text: str) -> _Read:
+        with self._lock:
+            if text in self._found:
+                found = self._found[text] = self._found.pop(text)
+                return found
+        found = _read(text)
+        with self._lock:
+            if text not in self._found:
+                self._found[text], self._left = found, self._left - len(text)
+            while self._left < 0:
+                oldest = next(iter(self._found))
+                del self._found[oldest]
+                self._left += len(oldest)
+        return found
+
+
+def _read(text: str) -> _Read:
+    if len(text) > MOST_TEXT:
+        raise QueryError(
+            f"an expression has {len(text):,} letters, more than the {MOST_TEXT:,} that a party reads; {_LONG_LIST}"
+        )
     try:
         node = parse_one(text, dialect=AsWritten)
         check(node)
@@ -252,25 +292,26 @@ def _checked(text: str) -> exp.Expr:
         raise QueryError(str(refused)) from refused
     if any(column.table for column in node.find_all(exp.Column)):
         raise QueryError("an expression of the plan names its columns without a table")
-    return node
+    found = node.find_all(exp.Column, bfs=False)
+    return _Read(node, tuple(dict.fromkeys(column.name for column in found)))
 
 
-@lru_cache(maxsize=MOST_KEPT)
+_checked = _Kept(MOST_KEPT_LETTERS)
+
+
 def is_column(text: str) -> bool:
     """Whether an expression is a column, and nothing is computed.
 
     >>> is_column("(a)"), is_column("a + 0")
     (True, False)
     """
-    return isinstance(_checked(text).unnest(), exp.Column)
+    return isinstance(_checked(text).node.unnest(), exp.Column)
 
 
-@lru_cache(maxsize=MOST_KEPT)
 def columns_of(text: str) -> tuple[str, ...]:
     """The columns that an expression reads, in order of first use.
 
     >>> columns_of("CASE WHEN a > 1 THEN b ELSE a END")
     ('a', 'b')
     """
-    found = _checked(text).find_all(exp.Column, bfs=False)
-    return tuple(dict.fromkeys(column.name for column in found))
+    return _checked(text).columns

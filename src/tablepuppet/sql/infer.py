@@ -14,7 +14,7 @@ import pyarrow as pa
 
 from tablepuppet.errors import plain_text
 from tablepuppet.sql.catalog import VerticalTable
-from tablepuppet.sql.expression import MOST_KEPT, columns_of, identifier, render
+from tablepuppet.sql.expression import columns_of, identifier, render
 from tablepuppet.sql.quiet_duckdb import scratch
 from tablepuppet.sql.types import is_plain
 
@@ -30,7 +30,7 @@ def type_of(table: VerticalTable, expression: str) -> str:
     return _inferred(expression, tuple((name, table.columns[name]) for name in columns_of(expression)))
 
 
-@lru_cache(maxsize=MOST_KEPT)
+@lru_cache(maxsize=1 << 14)  # a wide table has thousands of columns
 def _inferred(expression: str, typed: tuple[tuple[str, str], ...]) -> str:
     if len(typed) == 1 and expression == _name(typed[0][0]):
         return typed[0][1]

@@ -431,12 +431,20 @@ class FoldLookup(ColumnStep, frozen=True, tag="fold_lookup"):
 
     def run(self, frame: Frame) -> AnyColumn:
         column = frame.coded(self.column)
-        places = frame.table.snapshot.place(frame.table.view(frame.view).row_ids)
-        folds = fold_numbers(places, self.folds, self.seed, self.shuffle)
+        folds = self._dealt(frame)
         other, missing = np.array(self.other), np.array(self.missing)
         table = np.column_stack([np.reshape(self.values, (self.folds, -1)), other])  # the code -1 finds the last
         values = np.where(column.missing, missing[folds], table[folds, column.codes])
         return NumberColumn(values, np.ones(len(values), bool))
+
+    def _dealt(self, frame: Frame) -> NDArray[np.intp]:
+        """The fold of each row, counted as ``rows.sample`` counts it: the caller may find the folds in the numbers."""
+        rows = frame.table.view(frame.view)
+        folds = fold_numbers(frame.table.snapshot.place(rows.row_ids), self.folds, self.seed, self.shuffle)
+        again = None if rows.is_each_once else (~rows.firsts).astype(np.int64)
+        for bit in range((self.folds - 1).bit_length()):
+            frame.table.count_split(frame.view, rows.firsts & (folds >> bit & 1 > 0), again)
+        return folds
 
 
 class Drop(ColumnStep, frozen=True, tag="drop"):
