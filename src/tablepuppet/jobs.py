@@ -77,6 +77,7 @@ class SearchSection(msgspec.Struct, forbid_unknown_fields=True):
     seed: int = 0
     groups: str | None = None
     stratified: bool = False
+    time: str | None = None
     metric: str | None = None
 
     def of(self, learner: Learner) -> GridSearch | RandomSearch:
@@ -84,7 +85,7 @@ class SearchSection(msgspec.Struct, forbid_unknown_fields=True):
         settings = {name: self._values(learner, name) for name in self.settings}
         folding: dict[str, Any] = {
             "folds": self.folds, "seed": self.seed, "groups": self.groups, "stratified": self.stratified,
-            "metric": self.metric,
+            "time": self.time, "metric": self.metric,
         }  # fmt: skip
         if self.kind == "random":
             return RandomSearch(learner, settings, self.candidates, halving=self.halving, **folding)

@@ -21,9 +21,10 @@ from tablepuppet.arrays import mark
 from tablepuppet.errors import LearnError, NotPickledError, PrivacyError
 from tablepuppet.mapping.table_mapping import TableMapping
 from tablepuppet.operators.client import Client
-from tablepuppet.operators.dealing import dealt
+from tablepuppet.operators.dealing import dealt, dealt_to_groups
 from tablepuppet.operators.rosters import make_rosters
 from tablepuppet.party.request import Request
+from tablepuppet.prep.columns.dividing import Time, as_time, classes_of, groups_of, shares, times_of
 from tablepuppet.prep.columns.label import joined_labels
 from tablepuppet.prep.columns.selected import check_without_noise, find_columns
 from tablepuppet.prep.encode.encode import Encoding
@@ -470,22 +471,53 @@ class Relation:
         return pa.table(columns)
 
     @names_checked
-    def split(self, test: float = 0.15, seed: int = 7) -> tuple[Relation, Relation]:
+    def split(
+        self, test: float = 0.15, seed: int = 7, by: str | None = None, stratify: bool = False,
+        after: Time | None = None,
+    ) -> tuple[Relation, Relation]:  # fmt: skip
         """(train, test): round(test * n) of the n rows of the label's table that take part go to test.
 
         No row of that table is on both sides. One seed picks the same source rows in every process and on every
         day that the data is the same. Without a label the first table of FROM is split.
+
+        ``by`` keeps groups on one side, and ``test`` is a share of the groups: rows with one value of a selected column
+        or of a join key, such as ``by="o.card"``, or, of an alias, ``by="c"``, all that is joined to one row of that
+        table. ``stratify`` keeps the shares of the label's classes. With ``after``, rows whose column ``by`` is that
+        date or number or later are the test side, ``split(after=date(2024, 1, 1), by="o.day")``; nothing is drawn.
         """
-        check_split(test, seed)
-        rows = self.mapping.tables[self.split_table].rows
-        size = round(test * rows)
-        drawn = np.random.default_rng(seed).permutation(rows)[:size]
-        held_out = dealt(self.client, self.split_table, mark(rows, drawn)).astype(bool)
-        if len(held_out) and size in (0, len(held_out)):
-            side = "train" if size else "test"
-            message = f"split: test={test:g} of {len(held_out):,} rows leaves none for the {side} side"
+        check_split(test, seed, by, stratify, after)
+        alias, held_out = self._held_out(test, np.random.default_rng(seed), by, stratify, after)
+        if len(held_out) and held_out.all() == held_out.any():
+            side, share = "train" if held_out.all() else "test", f"test={test:g}" if after is None else f"after={after}"
+            message = f"split: {share} of {len(held_out):,} rows leaves none for the {side} side"
             self.events.emit("warning", "split.empty", message, side=side)
-        return self.parted(self.split_table, held_out)
+        return self.parted(alias, held_out)
+
+    def _held_out(
+        self, test: float, rng: np.random.Generator, by: str | None, stratify: bool, after: Time | None
+    ) -> tuple[str, NDArray[np.bool_]]:
+        """(the alias of the table that is split, which of its base rows are the test side)."""
+        if not len(self):
+            return self.split_table, np.zeros(0, bool)
+        if after is not None and by is not None:
+            column, times = times_of(self.client, by, "split")
+            return column.alias, times >= as_time(after, column)
+        if by is not None:
+            alias, groups = groups_of(self.client, by, "split")
+            count = int(groups.max(initial=-1)) + 1
+            drawn = mark(count, rng.permutation(count)[: round(test * count)])
+            return alias, dealt_to_groups(self.client, alias, drawn, groups).astype(bool)
+        if stratify:
+            label = self.query.label
+            if label is None:
+                raise LearnError("split: stratify needs a label: name a selected column, fed.sql(..., label='column')")
+            alias, classes = classes_of(self.client, label, "split")
+            counts = np.bincount(classes)
+            parts = [mark(n, rng.permutation(n)[:size]) for n, size in zip(counts, shares(counts, test), strict=True)]
+            return alias, dealt(self.client, alias, np.concatenate(parts), classes).astype(bool)
+        rows = self.mapping.tables[self.split_table].rows
+        drawn = mark(rows, rng.permutation(rows)[: round(test * rows)])
+        return self.split_table, dealt(self.client, self.split_table, drawn).astype(bool)
 
     @property
     def split_table(self) -> str:
@@ -500,9 +532,19 @@ class Relation:
         return rest, those
 
 
-def check_split(test: float, seed: int) -> None:
+def check_split(
+    test: float, seed: int, by: str | None = None, stratify: bool = False, after: Time | None = None
+) -> None:
     """LearnError unless rows can be held out so."""
     if not isinstance(test, Real) or not 0 <= test <= 1:
         raise LearnError(f"split: test is the share of rows to hold out, between 0 and 1, not {test!r}")
     if not isinstance(seed, Integral) or seed < 0:
         raise LearnError(f"split: seed is a whole number from 0, not {seed!r}")
+    if by is not None and not isinstance(by, str):
+        raise LearnError(f"split: by is the name of a column or the alias of a table, not {by!r}")
+    if not isinstance(stratify, bool):
+        raise LearnError(f"split: stratify is True or False, not {stratify!r}; it is for classes of the label")
+    if stratify and by is not None:
+        raise LearnError("split: give by or stratify: groups and times stay together, whatever their classes")
+    if after is not None and by is None:
+        raise LearnError("split: after needs the column of the time, such as by='o.day'")

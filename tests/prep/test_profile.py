@@ -104,3 +104,21 @@ def test_the_command_writes_a_page(tmp_path: Path) -> None:
     told = json.loads(done.stdout)
     assert (tmp_path / "p.html").exists()
     assert ["tail", "skewed"] in [row[:2] for row in told["warnings"]]
+
+
+def test_ids_and_copies_are_warned_of(tmp_path: Path) -> None:
+    """Whole numbers that are unique in their table, however often they are joined, and a column that is another one;
+    not the label, few values, fractions, nor a column that a star leaves out because tables are joined by it.
+    """
+    rng, row = np.random.default_rng(0), np.arange(300)
+    grams = rng.normal(size=40)
+    parties = {
+        "store": {
+            "orders": pa.table({"order_id": row, "item": row % 40, "hour": row % 24, "price": rng.normal(size=300)})
+        },
+        "shop": {"items": pa.table({"item": np.arange(40), "code": 7 * np.arange(40), "g": grams, "kg": grams / 1000})},
+    }
+    relation = federation(tmp_path, parties).sql("SELECT * FROM orders o JOIN items i USING (item)", label="price")
+    assert "item" not in relation.columns
+    told = {(each.column, each.kind) for each in relation.profile().warnings}
+    assert told == {("order_id", "unique"), ("code", "unique"), ("kg", "duplicate")}

@@ -59,7 +59,13 @@ def sides_of(relation: tp.Relation, **how: Any) -> list[list[float]]:
 
 WAYS: dict[str, Callable[[tp.Relation], Any]] = {
     "split": lambda relation: [values(side) for side in relation.split(0.3, seed=2)],
+    "split by groups": lambda relation: [values(side) for side in relation.split(0.3, seed=2, by="c")],
+    "split by a key": lambda relation: [values(side) for side in relation.split(0.3, seed=2, by="s.item")],
+    "split by a table": lambda relation: [values(side) for side in relation.split(0.3, seed=2, by="i")],
+    "split of classes": lambda relation: [values(side) for side in relation.split(0.3, seed=2, stratify=True)],
+    "split by time": lambda relation: [values(side) for side in relation.split(by="v", after=0.1)],
     "rows": sides_of,
+    "time": lambda relation: sides_of(relation, time="v"),
     "classes": lambda relation: sides_of(relation, stratified=True),
     "groups": lambda relation: sides_of(relation, groups="c"),
     "groups of another table": lambda relation: sides_of(relation, groups="v"),
@@ -70,9 +76,9 @@ WAYS: dict[str, Callable[[tp.Relation], Any]] = {
 def test_splits_and_folds(urls: dict[str, str], way: str) -> None:
     """Whatever deals them, rows of both sides are the same, over tables with one shard and with two."""
     with both(urls) as federations:
-        sql = SQL.format(label="b") if way == "classes" else SQL.format(label="y")
+        label = "b" if "classes" in way else "y"
+        sql = SQL.format(label=label)
         sql = sql.replace("i.v", "CAST(i.v * 1000 AS INT) AS v") if way == "groups of another table" else sql
-        label = "b" if way == "classes" else "y"
         here, there = (WAYS[way](fed.sql(sql, label=label)) for fed in federations)
         assert here == there
 

@@ -1,8 +1,8 @@
 """`cross_validate`: for each fold, a learner is fitted on the other folds and measured on this one.
 
 Folds divide the rows of the label's table, so that no row of it is used both for fitting and for measuring. Instead
-they can divide the groups of a column, or the rows of each class. All folds share the relation's session: tables are
-read and joined once.
+they can divide the groups of a column, the rows of each class, or a time. All folds share the relation's session:
+tables are read and joined once.
 """
 
 from __future__ import annotations
@@ -23,9 +23,7 @@ from tablepuppet.learn.learners.learner import Learner, label_of
 from tablepuppet.learn.learners.linear import LinearLearner
 from tablepuppet.learn.settings import check_whole
 from tablepuppet.operators.dealing import dealt, dealt_to_groups
-from tablepuppet.prep.columns.label import ask_classes, base_classes
-from tablepuppet.prep.columns.selected import check_across, check_without_noise, find_category
-from tablepuppet.prep.columns.sent_columns import SentColumns
+from tablepuppet.prep.columns.dividing import classes_of, groups_of, times_of
 from tablepuppet.relation import Relation
 from tablepuppet.runs.events import one_run
 from tablepuppet.runs.figures import is_metric, metric, metric_name, metrics_line, shown
@@ -91,15 +89,16 @@ def _arrow(values: list[Any]) -> pa.Array:
 @one_run()
 def cross_validate(
     learner: Learner, relation: Relation, folds: int = 5, seed: int = 0, groups: str | None = None,
-    stratified: bool = False,
+    stratified: bool = False, time: str | None = None,
 ) -> Results:  # fmt: skip
     """Metrics of a learner on each fold: a table with ``fold``, ``train_*`` and ``test_*`` of each metric, ``seconds``.
 
-    ``groups`` names a selected column: rows of one value are in one fold. ``stratified``: each class is dealt evenly to
-    the folds. The learner itself is not fitted.
+    ``groups`` names a column, or the alias of a table, as ``by`` of `Relation.split`: rows of one group are in one
+    fold. ``stratified``: each class is dealt evenly to the folds. ``time`` names a selected date or number: each fold
+    is measured on rows that are later than all that it learns from. The learner itself is not fitted.
     """
     need_learner(learner, "cross_validate")
-    parts = Folding(relation, folds, seed, groups=groups, stratified=stratified).sides()
+    parts = Folding(relation, folds, seed, groups=groups, stratified=stratified, time=time).sides()
     done = relation.events.progress("folds", f"{type(learner).__name__}: cross-validating", len(parts))
     rows = []
     for number, fold in enumerate(parts):
@@ -166,16 +165,22 @@ class Folding:
     """Which fold each row of a table is in, whose rows are dealt to folds; LearnError if there are too few of them."""
 
     def __init__(
-        self, relation: Relation, folds: int, seed: int, *, groups: str | None = None, stratified: bool = False
-    ):
+        self, relation: Relation, folds: int, seed: int, *, groups: str | None = None, stratified: bool = False,
+        time: str | None = None,
+    ):  # fmt: skip
         need_relation(relation, "cross_validate")
         label = label_of(relation)
         check_whole("folds", folds, 2)
         check_whole("seed", seed, 0)
-        if groups is not None and stratified:
-            raise LearnError("give groups or stratified: groups stay together, whatever their classes")
+        if (groups is not None) + stratified + (time is not None) > 1:
+            raise LearnError(
+                "give groups or stratified or time: groups and times stay together, whatever their classes"
+            )
         self._relation, self._folds, self._seed, rng = relation, folds, seed, np.random.default_rng(seed)
-        if groups is not None:
+        self._is_time = time is not None  # each fold learns from those before it only
+        if time is not None:
+            self.alias, self._part_of = _by_time(relation, time, folds)
+        elif groups is not None:
             self.alias, self._part_of = _by_groups(relation, groups, folds, rng)
         elif stratified:
             self.alias, self._part_of = _by_classes(relation, label, folds, rng)
@@ -188,13 +193,18 @@ class Folding:
         return len(self._part_of)
 
     def sides(self, share: float = 1.0) -> list[Fold]:
-        """(the rest, a fold) for each fold; of the rest a random ``share`` of the rows, the same of smaller shares."""
+        """(the rest, by time what is before it, a fold) for each fold.
+
+        Of the rest a random ``share`` of the rows, the same of smaller shares.
+        """
         kept = np.ones(self.rows, bool) if share >= 1 else self._drawn(share)
         found = []
         for number in range(self._folds):
             inside = self._part_of == number
+            others = self._part_of < number if self._is_time else ~inside
             rest, test = self._relation.parted(self.alias, inside)
-            train = rest if share >= 1 else self._relation.parted(self.alias, ~inside & kept)[1]
+            is_rest = share >= 1 and not self._is_time
+            train = rest if is_rest else self._relation.parted(self.alias, others & kept)[1]
             if not len(train) or not len(test):
                 raise LearnError(f"fold {number} of {self._folds} has no joined rows; take fewer folds")
             found.append((train.sharing_encoders(), test))
@@ -222,29 +232,38 @@ def _by_rows(relation: Relation, folds: int, rng: np.random.Generator) -> tuple[
 
 def _by_groups(relation: Relation, name: str, folds: int, rng: np.random.Generator) -> tuple[str, NDArray[np.int64]]:
     """Rows of a column's table, of which those with one value stay together; those without a value are one group."""
-    client = relation.client
-    column = find_category(client.plan, name, "groups")
-    check_without_noise(client.plan, [column], "groups")
-    check_across(client.plan, [column], "groups")
-    _, codes = np.unique(SentColumns(client).codes(column).codes, return_inverse=True)
+    alias, codes = groups_of(relation.client, name, "groups")
     groups = int(codes.max(initial=-1)) + 1
     if groups < folds:
-        raise LearnError(f"groups: column {column.name!r} has {groups} groups, fewer than {folds} folds")
+        raise LearnError(f"groups: {name!r} has {groups} groups, fewer than {folds} folds")
     numbers = rng.permutation(np.arange(groups) % folds)
-    return column.alias, dealt_to_groups(client, column.alias, numbers, codes)
+    return alias, dealt_to_groups(relation.client, alias, numbers, codes)
 
 
 def _by_classes(
     relation: Relation, label: OutputColumn, folds: int, rng: np.random.Generator
 ) -> tuple[str, NDArray[np.int64]]:
     """Rows of the label's table, each class dealt evenly, in the order of class values."""
-    client = relation.client
-    check_without_noise(client.plan, [label], "stratified")
-    classes = base_classes(client, label, ask_classes(client, label), least=1).numbers.astype(np.int64)
+    alias, classes = classes_of(relation.client, label, "stratified")
     counts = np.bincount(classes)
     if counts.min() < folds:
         raise LearnError(f"stratified: a class has {counts.min():,} rows, fewer than {folds} folds; take fewer folds")
     numbers = np.arange(len(classes)) % folds  # a class goes on where the last one ended
     for part in np.split(numbers, np.cumsum(counts)[:-1]):
         rng.shuffle(part)
-    return label.alias, dealt(client, label.alias, numbers, classes)
+    return alias, dealt(relation.client, alias, numbers, classes)
+
+
+def _by_time(relation: Relation, name: str, folds: int) -> tuple[str, NDArray[np.int64]]:
+    """Rows of a column's table in folds + 1 parts of about equal size, one after another; the first is number -1.
+
+    Rows of one time are in one part.
+    """
+    column, times = times_of(relation.client, name, "time")
+    ends = np.sort(times)[np.arange(1, folds + 1) * len(times) // (folds + 1)] if len(times) else times
+    parts = np.searchsorted(ends, times, side="right") - 1
+    if len(np.unique(parts)) <= folds:
+        raise LearnError(
+            f"time: column {column.qualified} has too few different values for {folds} folds; take fewer folds"
+        )
+    return column.alias, parts

@@ -73,6 +73,7 @@ class Search(BaseEstimator):  # type: ignore[misc]
     seed: int
     groups: str | None
     stratified: bool
+    time: str | None
     metric: str | None
     folder: str | Path | None
     best_model_: Learner
@@ -99,7 +100,9 @@ class Search(BaseEstimator):  # type: ignore[misc]
         check_pipelines(candidates, relation)
         folder = None if self.folder is None else Path(self.folder)
         scores = SearchScores(folder, partial(self._described, candidates, relation))
-        folding = Folding(relation, self.folds, self.seed, groups=self.groups, stratified=self.stratified)
+        folding = Folding(
+            relation, self.folds, self.seed, groups=self.groups, stratified=self.stratified, time=self.time
+        )
         rungs = self._rungs(len(candidates), folding.rows)
         fits = sum(rung.candidates for rung in rungs) * self.folds
         learner = type(self.learner).__name__
@@ -163,6 +166,7 @@ class Search(BaseEstimator):  # type: ignore[misc]
             ],
             "prep": relation.prep.plain(),
             "folds": self.folds, "seed": self.seed, "groups": self.groups, "stratified": self.stratified,
+            "time": self.time,
             "columns": [f"{column.qualified} {column.type}" for column in relation.query.outputs],
             "rows": len(relation),
         }  # fmt: skip
@@ -315,10 +319,10 @@ class GridSearch(Search):
     def __init__(
         self, learner: Learner, grid: Mapping[str, Sequence[Any]], folds: int = 5, seed: int = 0,
         groups: str | None = None, stratified: bool = False, metric: str | None = None,
-        folder: str | Path | None = None,
+        folder: str | Path | None = None, time: str | None = None,
     ):  # fmt: skip
         self.learner, self.grid, self.folds, self.seed = learner, grid, folds, seed
-        self.groups, self.stratified, self.metric, self.folder = groups, stratified, metric, folder
+        self.groups, self.stratified, self.metric, self.folder, self.time = groups, stratified, metric, folder, time
 
     @property
     def _given(self) -> Mapping[str, Sequence[Any]]:
@@ -347,11 +351,11 @@ class RandomSearch(Search):
     def __init__(
         self, learner: Learner, settings: Mapping[str, Any], candidates: int = 20, folds: int = 5, halving: bool = True,
         seed: int = 0, groups: str | None = None, stratified: bool = False, metric: str | None = None,
-        folder: str | Path | None = None,
+        folder: str | Path | None = None, time: str | None = None,
     ):  # fmt: skip
         self.learner, self.settings, self.candidates, self.folds = learner, settings, candidates, folds
         self.halving, self.seed, self.groups, self.stratified = halving, seed, groups, stratified
-        self.metric, self.folder = metric, folder
+        self.metric, self.folder, self.time = metric, folder, time
 
     @property
     def _given(self) -> Mapping[str, Any]:

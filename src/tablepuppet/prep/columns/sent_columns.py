@@ -24,10 +24,15 @@ from tablepuppet.pieces import PIECE, on_all_cores, pieces
 from tablepuppet.prep.columns.statistics import AskedColumns, KeyFamily, categories_of, key_family, released_numbers
 from tablepuppet.sql.query import OutputColumn
 
+ASKED = (
+    "`correlation`, `crosstab`, `group_means`, columns of two tables; splits and folds by groups or time, "
+    "`slice_finder`"
+)
+
 
 @op(
     "columns.numbers",
-    asked="`correlation`, `crosstab`, `group_means`, columns of two tables; folds by groups, `slice_finder`",
+    asked=ASKED,
     releases=Release.COLUMNS,
     columns=("columns",),
     returns={"values": Numbers((ROWS, "columns"), finite=False), "least": Plain(int, 0)},
@@ -45,7 +50,7 @@ def sent_numbers(table: LocalTable, view: str, columns: Sequence[str]) -> Values
 
 @op(
     "columns.codes",
-    asked="`correlation`, `crosstab`, `group_means`, columns of two tables; folds by groups, `slice_finder`",
+    asked=ASKED,
     releases=Release.COLUMNS | Release.KEY_DIGESTS | Release.HISTOGRAMS,
     columns=("column",),
     returns={"digests": Digests(ROWS), "codes": Codes("digests", more=1), "least": Plain(int, 0)},

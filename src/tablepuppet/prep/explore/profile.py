@@ -29,11 +29,14 @@ from tablepuppet.prep.explore.pooled import label_categories
 from tablepuppet.prep.explore.profile_page import CategoryBars, Profile, Warned
 from tablepuppet.runs.events import Events
 from tablepuppet.sql.query import OutputColumn, Query
+from tablepuppet.sql.types import Family, family
 
 BINS = 30
 SHOWN = 8  # categories with bars
 MUCH_MISSING, SKEWED, RARE, LEAKS, FENCE = 0.2, 2.0, 0.01, 0.95, 3.0
 FEW = 10  # different values up to which a number's tail is no matter
+UNIQUE = 0.95  # different values per row of the table from which whole numbers look like ids
+SAME = 1 - 1e-9  # correlation from which two columns are one
 FEW_CLASSES = 20  # different whole numbers up to which a label counts as classes
 Row = dict[str, Any]
 
@@ -64,6 +67,8 @@ def profile(client: Client, query: Query, max_categories: int, events: Events) -
     varied = [c for c in finite if rows[c.name]["std"] > 0]
     correlations = _correlations(client, varied, events, known, sent)
     warnings = [each for column in columns for each in _column_warnings(rows[column.name], drawn, joined)]
+    warnings += list(_id_warnings(client, query, rows))
+    warnings += list(_duplicate_warnings(query, correlations))
     warnings += list(_category_warnings(counted, max_categories))
     warnings += list(_label_warnings(client, compared, correlations, max_categories, sent))
     return Profile(query.sql, joined, description, drawn, bars, correlations, warnings)
@@ -136,6 +141,30 @@ def _beyond(found: Histogram, low: float, high: float) -> float:
         return 0.0
     outside = (found.edges[1:] < low - FENCE * width) | (found.edges[:-1] > high + FENCE * width)
     return float(found.counts[outside].sum())
+
+
+def _id_warnings(client: Client, query: Query, rows: Mapping[str, Row]) -> Iterator[Warned]:
+    """Whole numbers that differ in nearly every row of their table: a model learns rows by heart, or their order."""
+    for column in query.features:
+        distinct, listed = rows[column.name]["distinct"], client.mapping.tables[column.alias].rows
+        is_whole = family(column.type) is Family.INTEGER and column.name not in query.categorical
+        if is_whole and distinct is not None and distinct > max(FEW_CLASSES, UNIQUE * listed):
+            message = f"has {distinct:,} different values in {listed:,} rows of {column.alias}, as an id has; drop it"
+            yield Warned(column.name, "unique", message)
+
+
+def _duplicate_warnings(query: Query, correlations: ColumnMatrix | None) -> Iterator[Warned]:
+    """Numbers that are a multiple of another one, with a constant added: each once, beside the first such column."""
+    if correlations is None:
+        return
+    features = {column.name for column in query.features}
+    places = [place for place, name in enumerate(correlations.columns) if name in features]
+    same = np.abs(correlations.values[np.ix_(places, places)]) > SAME
+    for late in range(1, len(places)):
+        early = np.flatnonzero(same[late, :late])
+        if len(early):
+            first = correlations.columns[places[early[0]]]
+            yield Warned(correlations.columns[places[late]], "duplicate", f"is {first}, or {first} in other units")
 
 
 def _category_warnings(counted: Mapping[str, CategorySummary], most: int) -> Iterator[Warned]:
