@@ -40,6 +40,19 @@ def tables() -> dict[str, dict[str, pa.Table]]:
     }
 
 
+def test_a_logarithm_is_advised_for_a_right_tail_only(tmp_path: Path) -> None:
+    """A column with a long tail to the left is said to have one, without that advice: a logarithm makes it longer."""
+    tail = np.random.default_rng(0).lognormal(0, 2, 600)
+    fed = federation(tmp_path, {"store": {"orders": pa.table({"right": tail, "left": 100 - tail})}})
+    told = {
+        each.column: each.message
+        for each in fed.sql("SELECT * FROM orders").profile().warnings
+        if each.kind == "skewed"
+    }
+    assert re.fullmatch(r"has a long tail to the right \(skew \d+\.\d\); a logarithm may help", told["right"])
+    assert re.fullmatch(r"has a long tail to the left \(skew -\d+\.\d\)", told["left"])
+
+
 def test_warnings_are_those_deserved(tmp_path: Path) -> None:
     """Each column has its warnings and no others; the page needs nothing else and escapes what looks like markup."""
     relation = federation(tmp_path, tables()).sql(SQL, label="returned")

@@ -21,6 +21,7 @@ from tablepuppet.learn.linear.descent import Descent, Rule
 from tablepuppet.learn.linear.gradient_rule import GradientRule
 from tablepuppet.learn.linear.model import LinearModel, by_column
 from tablepuppet.learn.loss.joined_loss import JoinedLoss
+from tablepuppet.learn.loss.measures import Metrics
 from tablepuppet.learn.private.descent import solve_by_steps
 from tablepuppet.learn.private.round_promises import StepPromise, SumPromise
 from tablepuppet.learn.registry import learner
@@ -47,8 +48,8 @@ class Measured(NamedTuple):
     """Metrics of a model with one value of ``l2``, on rows that it has learned from and on others."""
 
     l2: float
-    train: dict[str, float]
-    test: dict[str, float]
+    train: Metrics
+    test: Metrics
 
 
 class LinearLearner(SolverLearner):
