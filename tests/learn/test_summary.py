@@ -12,6 +12,7 @@ import pytest
 import statsmodels.api as sm
 
 import tablepuppet as tp
+from tablepuppet.algebra.linalg.design import Design
 from tests.relations import federation
 
 SQL = "SELECT o.price, o.km, o.kind, i.weight, o.{} FROM orders o JOIN items i ON o.item = i.item"
@@ -42,6 +43,10 @@ def joined(parties: dict[str, dict[str, pa.Table]]) -> tuple[pd.DataFrame, pd.Da
     kinds = {f"o.kind={code}": (both["kind"] == name) * 1.0 for code, name in ((1, "b"), (2, "c"))}
     design = {"intercept": 1.0, "o.price": both["price"], "o.km": both["km"], **kinds, "i.weight": both["weight"]}
     return pd.DataFrame(design), both
+
+
+def refuse(*_: Any) -> None:
+    raise tp.PrivacyError("table 'items' releases no Gram matrix")
 
 
 def compare(found: pd.DataFrame, expected: Any, names: list[str]) -> None:
@@ -113,9 +118,9 @@ def test_missing_categories_have_a_line(tmp_path: Path) -> None:
     compare(found, sm.OLS(both["paid"], design).fit(), list(design))
 
 
-def test_a_policy_that_forbids_gram_matrices(tmp_path: Path) -> None:
-    """Then there are coefficients without standard errors, and the summary says why; so with privacy, which costs no
-    more epsilon, and for loaded models until they get a relation."""
+def test_where_there_are_no_standard_errors(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """There are coefficients, and the summary says why: a party refuses the Gram matrix, the model was fitted with
+    privacy, or it was loaded and has no relation yet."""
     fed = federation(tmp_path, tables(), wire="float64")
     relation = fed.sql(SQL.format("paid"), label="paid")
     model = tp.LinearRegression().fit(relation)
@@ -126,6 +131,12 @@ def test_a_policy_that_forbids_gram_matrices(tmp_path: Path) -> None:
     assert without.to_pandas()["std_err"].isna().all()
     assert "No standard errors: a loaded model has no rows of its own" in " ".join(str(without).split())
     pd.testing.assert_frame_equal(loaded.summary(relation).to_pandas(), expected)
+    with monkeypatch.context() as patched:
+        patched.setattr(Design, "gram", refuse)
+        refused = model.summary()
+    assert "No standard errors: table 'items' releases no Gram matrix" in " ".join(str(refused).split())
+    assert refused.to_pandas()["std_err"].isna().all()
+    np.testing.assert_allclose(refused.to_pandas()["coef"], expected["coef"])
     privacy = tp.Privacy(label_epsilon=5.0, label_bounds=(-500.0, 500.0))
     noisy = tp.LinearRegression(privacy=privacy).fit(relation)
     assert "No standard errors: the model was fitted with privacy" in " ".join(str(noisy.summary()).split())
