@@ -85,7 +85,7 @@ def test_rows_given_predictions(relation: tp.Relation) -> None:
     report = fitted(relation, **LABELS, **FEATURES).privacy_
     lines = [line.split("│") for line in str(report).splitlines() if line.startswith("│")]
     cells = {line[1].strip(): [cell.strip() for cell in line[3:-1]] for line in lines}
-    assert cells["labels"] == ["2", "", "4", "20", "0"]
+    assert cells["labels"] == ["2", "-", "4", "20", "0"]
     given = [
         each["tables"]["items"]["epsilon_given_messages"] for each in (report, report.for_rows(2), report.for_rows(10))
     ]
