@@ -24,6 +24,7 @@ from tablepuppet.learn.learners import LEARNERS, load
 from tablepuppet.learn.learners.learner import Learner
 from tablepuppet.learn.learners.search import GridSearch, RandomSearch
 from tablepuppet.learn.learners.search_prep import PREP, plain
+from tablepuppet.learn.loss.measures import Metrics
 from tablepuppet.learn.private.budget_check import check_budget, funds_of
 from tablepuppet.learn.private.planned_releases import Planning
 from tablepuppet.learn.settings import SettingError
@@ -325,7 +326,7 @@ class Run:
             search = self.job.search.of(learner).fit(sides.train)
             learner = search.best_model_
             searched = {"best": plain(search.best_params_), "score": search.best_score_, "metric": search.metric_}
-            searched["results"] = list(search.results_)
+            searched["results"], searched["constant"] = list(search.results_), search.results_.constant
         metrics = {name: learner.evaluate(side) for name, side in sides.named().items()}
         written: dict[str, Any] = {"history.json": learner.history_, "metrics.json": metrics}
         if searched:
@@ -346,7 +347,7 @@ class Run:
         found: Learner = load(self.folder / "model", self.federation)
         return found
 
-    def evaluate(self, sql: str | None, *, at_party: bool = False) -> tuple[str, dict[str, float]]:
+    def evaluate(self, sql: str | None, *, at_party: bool = False) -> tuple[str, Metrics]:
         """(what was measured on, metrics): the test side, the train side if there is none, or another query."""
         if sql is not None:
             return "query", self.model().evaluate(self.relation(sql), at_party=at_party)

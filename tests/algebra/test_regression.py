@@ -183,6 +183,7 @@ def test_errors_are_left_out_where_they_are_not_to_be_had(tmp_path: Path, solver
     np.testing.assert_allclose(np.asarray(model.coef), np.asarray(known.coef), atol=1e-6)
     assert np.isnan(model.estimates.errors).all()
     assert "No standard errors" in str(model.summary())
+    assert "numbers are standardised, categories 0 or 1" in " ".join(str(model.summary()).split())
     assert not np.isnan(known.estimates.errors).any()
     again = fed.sql("SELECT o.price, 2 * o.price + 1 AS again, o.paid FROM orders o", label="paid")
     twice, y = again.matrix(), again.label()

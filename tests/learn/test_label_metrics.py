@@ -32,7 +32,7 @@ def tables(shards: int = 1, joins: int = 1) -> dict[str, dict[str, pa.Table]]:
 def test_they_are_those_of_the_true_labels(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, label: str, shards: int, joins: int
 ) -> None:
-    """Equal to metrics over the joined rows; the area only where rows join once at one party. No label leaves."""
+    """Equal to metrics over the joined rows, and a constant's; the area where rows join once. No label leaves."""
     fed = federation(tmp_path, tables(shards, joins), wire="float64")
     relation = fed.sql(f"SELECT c.x, s.f, c.{label} FROM cards c JOIN sales s ON c.id = s.id", label=label)
     make = tp.LinearRegression if label == "y" else tp.LogisticRegression
@@ -45,6 +45,7 @@ def test_they_are_those_of_the_true_labels(
         assert np.isnan(found["auc"])
         del found["auc"], expected["auc"]
     assert found == pytest.approx(expected, rel=1e-9)
+    assert found.constant == pytest.approx(expected.constant, rel=1e-9)
     assert not [message for message in messages if message.request.op in ("label.numbers", "label.classes")]
     longest = [
         value.shape[0] for m in messages for value in m.request.arguments.values() if isinstance(value, np.ndarray)

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import copy
+import json
+import pickle
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from sklearn import metrics
+from sklearn.dummy import DummyClassifier, DummyRegressor
 
 from tablepuppet.errors import LearnError
 from tablepuppet.learn.loss.measures import class_measures, number_measures, probabilities, roc_area
@@ -67,3 +72,47 @@ def test_single_precision_and_no_rows() -> None:
         class_measures(np.zeros(0, int), np.zeros((0, 2)))
     with pytest.raises(LearnError, match="no joined rows"):
         number_measures(np.zeros(0), np.zeros(0))
+
+
+@settings(deadline=None, max_examples=30, derandomize=True)
+@given(st.integers(0, 999), st.integers(2, 60), st.integers(2, 4))
+def test_a_constant_beside_classes(seed: int, rows: int, classes: int) -> None:
+    """``constant`` is what scikit-learn measures of a model that predicts the shares of the classes; rows may count
+    several times, and a class may have none."""
+    rng = np.random.default_rng(seed)
+    labels, weights = rng.integers(0, classes, rows), rng.integers(1, 5, rows)
+    chances = probabilities(rng.normal(size=rows if classes == 2 else (rows, classes)))
+    found = class_measures(labels, chances, weights.astype(float)).constant
+    truth = np.repeat(labels, weights)
+    guess = DummyClassifier(strategy="prior").fit(np.zeros((len(truth), 1)), truth)
+    told = guess.predict_proba(np.zeros((len(truth), 1)))
+    assert found["accuracy"] == pytest.approx(guess.score(np.zeros((len(truth), 1)), truth), abs=1e-12)
+    if len(guess.classes_) > 1:
+        assert found["log_loss"] == pytest.approx(metrics.log_loss(truth, told), abs=1e-12)
+    assert found["auc"] == 0.5
+
+
+def test_a_constant_beside_numbers() -> None:
+    """``constant`` is what scikit-learn measures of a model that predicts the mean."""
+    rng = np.random.default_rng(0)
+    labels, weights = rng.normal(size=40), rng.integers(1, 5, 40)
+    truth = np.repeat(labels, weights)
+    told = DummyRegressor().fit(np.zeros((len(truth), 1)), truth).predict(np.zeros((len(truth), 1)))
+    found = number_measures(labels, labels, weights.astype(float)).constant
+    assert found["rmse"] == pytest.approx(metrics.root_mean_squared_error(truth, told), rel=1e-12)
+    assert found["r2"] == pytest.approx(metrics.r2_score(truth, told), abs=1e-12)
+
+
+def test_metrics_are_a_dict_that_prints_both() -> None:
+    """A score stands beside that of a constant, in text and in a notebook; programs have a dict of the usual keys."""
+    labels = np.array([0, 0, 0, 1])
+    found = class_measures(labels, np.array([[0.9, 0.1], [0.9, 0.1], [0.2, 0.8], [0.3, 0.7]]))
+    assert str(found) == repr(found)
+    assert str(found).startswith("accuracy 0.7500 (constant 0.7500), AUC 0.6667 (constant 0.5000), log loss 0.")
+    assert dict(found) == found
+    assert set(json.loads(json.dumps(found))) == {"accuracy", "auc", "log_loss"}
+    assert "<th" in found._repr_html_()
+    assert found._repr_html_().count("0.7500") == 2
+    alone = class_measures(np.zeros(2, int), np.array([[0.9, 0.1], [0.8, 0.2]]))
+    assert "AUC not known, log loss" in str(alone)  # and no constant beside it
+    assert pickle.loads(pickle.dumps(found)).constant == copy.copy(found).constant == found.constant

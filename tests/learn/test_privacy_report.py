@@ -69,7 +69,7 @@ def test_it_is_a_dict_and_prints_a_table(relation: tp.Relation) -> None:
     assert json.loads(json.dumps(report)) == report
     lines = [line.split("│") for line in str(report).splitlines() if line.startswith("│")]
     cells = {(line[1].strip(), line[2].strip()): [cell.strip() for cell in line[3:-1]] for line in lines}
-    assert cells["labels", "orders"] == ["2", "4", "20", "", "0"]
+    assert cells["labels", "orders"] == ["2", "4", "20", "-", "0"]
     features = report["tables"]["items"]
     assert cells["features", "items"][0] == f"{features['epsilon']:.4g}"
     assert cells["features", "items"][3:] == [f"{features['epsilon_given_messages']:.4g}", "1e-05"]
@@ -85,11 +85,11 @@ def test_rows_given_predictions(relation: tp.Relation) -> None:
     report = fitted(relation, **LABELS, **FEATURES).privacy_
     lines = [line.split("│") for line in str(report).splitlines() if line.startswith("│")]
     cells = {line[1].strip(): [cell.strip() for cell in line[3:-1]] for line in lines}
-    assert cells["labels"] == ["2", "", "4", "20", "0"]
+    assert cells["labels"] == ["2", "-", "4", "20", "0"]
     given = [
         each["tables"]["items"]["epsilon_given_messages"] for each in (report, report.for_rows(2), report.for_rows(10))
     ]
-    assert cells["features"] == ["none", *(f"{value:.4g}" for value in given), "1e-05"]
+    assert cells["features"] == ["no promise", *(f"{value:.4g}" for value in given), "1e-05"]
     heads = next(line for line in str(report).splitlines() if line.startswith("┃")).split("┃")
     assert [head.strip() for head in heads[3:-1]] == ["epsilon", "given predictions", "2 rows", "10 rows", "delta"]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,7 @@ from tablepuppet.errors import ArgumentError
 from tablepuppet.jobs import Run, SearchSection
 from tablepuppet.learn.learners import linear as linear_module
 from tablepuppet.learn.learners import search as module
-from tablepuppet.learn.learners.folds import measure_along_l2
+from tablepuppet.learn.learners.folds import Folding, measure_along_l2
 from tablepuppet.operators.joined_rows import JoinedRows
 from tablepuppet.operators.merged import merged
 from tablepuppet.runs.stages import Stages
@@ -196,6 +197,33 @@ def test_pictures(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
     with pytest.raises(tp.LearnError, match="plot needs matplotlib"):
         search.plot("found.png")
+
+
+def test_a_constant_beside_every_score(tmp_path: Path) -> None:
+    """Results of folds and searches, what is said on the way and the picture have the mean metric of a constant on the
+    folds held out; a search that goes on has it too."""
+    said: list[str] = []
+    fed = federation(tmp_path, tables(240), wire="float64", callbacks=[lambda event: said.append(event.message)])
+    relation = fed.sql(SQL.format("returned"), label="returned")
+    folds = tp.cross_validate(tp.LogisticRegression(), relation, folds=3)
+    sides = Folding(relation, 3, 0).sides()
+    truth = np.array([test.label() for _, test in sides], dtype=object)
+    shares = [np.unique(each, return_counts=True)[1] / len(each) for each in truth]
+    assert folds.constant["accuracy"] == pytest.approx(np.mean([each.max() for each in shares]))
+    assert folds.constant["log_loss"] == pytest.approx(np.mean([-each @ np.log(each) for each in shares]))
+    expected = f"a constant has accuracy {folds.constant['accuracy']:.4f}, AUC 0.5000, log loss"
+    assert expected in " ".join(str(folds).split())
+    assert not [name for name in folds.column_names if "constant" in name]
+    for _ in range(2):
+        search = tp.GridSearch(tp.LogisticRegression(), {"l2": [1e-4, 1.0]}, folds=3, folder=tmp_path / "kept")
+        search.fit(relation)
+        assert search.results_.constant == pytest.approx(folds.constant)
+        assert expected in " ".join(str(search.results_).split())
+    assert [text for text in said if re.search(r"fold 0: accuracy 0\.\d{4} \(constant 0\.\d{4}\)", text)]
+    assert [text for text in said if f"(constant {folds.constant['accuracy']:.4f}) on folds" in text]
+    search.plot(tmp_path / "found.svg")
+    assert f"constant {folds.constant['accuracy']:.4f}" in (tmp_path / "found.svg").read_text()
+    assert search.evaluate(relation).constant["auc"] == 0.5
 
 
 def test_what_cannot_be_drawn(tmp_path: Path) -> None:

@@ -106,12 +106,13 @@ def test_shards_name_what_they_have(tmp_path: Path) -> None:
 
 
 def test_columns_that_are_not_public(tmp_path: Path) -> None:
-    """Categories of a column at level aggregate have no names, without an error; describe has none either."""
+    """Categories of a column at level aggregate have no names, without an error; describe says that it is withheld."""
     rel = federation(tmp_path, levels={"items.kind": "aggregate"}).sql(SQL, label="returned")
     model = tp.LogisticRegression().fit(rel)
     assert model.categories_ == {}
     top = {row["column"]: row["top"] for row in rel.describe().to_arrow().to_pylist()}
     assert (top["kind"], top["returned"] in ("no", "yes")) == (None, True)
+    assert str(rel.describe()).count("withheld") == 1
 
 
 def test_a_policy_makes_names_public(tmp_path: Path) -> None:

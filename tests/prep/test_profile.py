@@ -40,6 +40,35 @@ def tables() -> dict[str, dict[str, pa.Table]]:
     }
 
 
+def test_bins_of_whole_numbers(tmp_path: Path) -> None:
+    """They end at halves and have as many different numbers each; one bin per number where these are few."""
+    row = np.arange(600)
+    orders = pa.table({"few": row % 5 - 2, "many": row % 101, "one": row * 0 + 7, "half": row % 5 / 2})
+    relation = federation(tmp_path, {"store": {"orders": orders}}).sql("SELECT * FROM orders")
+    few, many, one = (relation.histogram(name, bins=10) for name in ("few", "many", "one"))
+    assert few.edges.tolist() == [-2.5, -1.5, -0.5, 0.5, 1.5, 2.5]
+    assert few.counts.tolist() == [120.0] * 5
+    assert set(np.diff(many.edges)) == {11.0}
+    assert many.edges[0] == -0.5
+    assert len(many.counts) == 10
+    np.testing.assert_array_equal(many.counts, np.histogram(row % 101, many.edges)[0])
+    assert (one.edges.tolist(), one.counts.tolist()) == ([6.5, 7.5], [600.0])
+    assert len(relation.histogram("half", bins=10).counts) == 10
+
+
+def test_a_logarithm_is_advised_for_a_right_tail_only(tmp_path: Path) -> None:
+    """A column with a long tail to the left is said to have one, without that advice: a logarithm makes it longer."""
+    tail = np.random.default_rng(0).lognormal(0, 2, 600)
+    fed = federation(tmp_path, {"store": {"orders": pa.table({"right": tail, "left": 100 - tail})}})
+    told = {
+        each.column: each.message
+        for each in fed.sql("SELECT * FROM orders").profile().warnings
+        if each.kind == "skewed"
+    }
+    assert re.fullmatch(r"has a long tail to the right \(skew \d+\.\d\); a logarithm may help", told["right"])
+    assert re.fullmatch(r"has a long tail to the left \(skew -\d+\.\d\)", told["left"])
+
+
 def test_warnings_are_those_deserved(tmp_path: Path) -> None:
     """Each column has its warnings and no others; the page needs nothing else and escapes what looks like markup."""
     relation = federation(tmp_path, tables()).sql(SQL, label="returned")

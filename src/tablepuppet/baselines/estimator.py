@@ -18,7 +18,7 @@ from tablepuppet.errors import LearnError
 from tablepuppet.learn.learners.estimator import need_relation
 from tablepuppet.learn.learners.learner import label_of
 from tablepuppet.learn.learners.not_fitted import NotFittedError
-from tablepuppet.learn.loss.measures import class_measures, number_measures
+from tablepuppet.learn.loss.measures import Metrics, class_measures, number_measures
 from tablepuppet.prep.encode.encode import Encoding, apply_encoding
 
 if TYPE_CHECKING:
@@ -63,7 +63,7 @@ class PooledEstimator(BaseEstimator, ABC):  # type: ignore[misc]
             raise LearnError("a regression has no probabilities; use predict")
         return self._scores(self._encoded(relation))
 
-    def evaluate(self, relation: Relation) -> dict[str, float]:
+    def evaluate(self, relation: Relation) -> Metrics:
         """{"accuracy", "auc", "log_loss"} or {"rmse", "r2"}, as learners measure them."""
         labels = relation.label()
         scores = self._scores(self._encoded(relation))

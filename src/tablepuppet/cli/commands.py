@@ -18,12 +18,13 @@ from tablepuppet.cli.output import JsonOption, Screen, check_output, print_json,
 from tablepuppet.cli.party import party
 from tablepuppet.cli.privacy import privacy
 from tablepuppet.errors import ConfigError
-from tablepuppet.runs.figures import metric_name, metrics_line, seconds
+from tablepuppet.runs.figures import metric_name, seconds
 
 if TYPE_CHECKING:  # databases and scikit-learn take a second each to load: a command loads what it needs
     from tablepuppet.federation import Federation
     from tablepuppet.jobs import Run
     from tablepuppet.learn.learners.folds import Results
+    from tablepuppet.learn.loss.measures import Metrics
     from tablepuppet.relation import Relation
     from tablepuppet.runs.progress import ProgressReader
 
@@ -190,19 +191,22 @@ def _print_result(screen: Screen, result: dict[str, Any], as_json: bool) -> None
         screen.json(result)
         return
     if "search" in result:
-        screen.print(_best(result["search"]["results"], result["search"]["metric"]))
+        screen.print(_best(**{name: result["search"][name] for name in ("results", "metric", "constant")}))
     _print_metrics(screen, result["metrics"])
     screen.text(f"{_ending(result)}; run folder: {result['run']}")
 
 
-def _best(rows: list[dict[str, Any]], metric: str) -> Results:
+def _best(results: list[dict[str, Any]], metric: str, constant: dict[str, float]) -> Results:
     """The best candidates of a search: their settings, metrics on the folds held out, and seconds."""
     from tablepuppet.learn.learners.folds import Results
 
-    left_out = [name for name in rows[0] if name.startswith(("mean_train_", "std_")) and name != f"std_test_{metric}"]
-    shown = [{name: row[name] for name in row if name not in left_out} for row in rows[:BEST]]
-    how = f"The best {len(shown)} of {len(rows)} settings" if len(shown) < len(rows) else f"{len(rows)} settings"
-    return Results(f"{how}, by {metric_name(metric)}", shown)
+    left_out = [
+        name for name in results[0] if name.startswith(("mean_train_", "std_")) and name != f"std_test_{metric}"
+    ]
+    shown = [{name: row[name] for name in row if name not in left_out} for row in results[:BEST]]
+    every = f"{len(results)} settings"
+    how = f"The best {len(shown)} of {every}" if len(shown) < len(results) else every
+    return Results(f"{how}, by {metric_name(metric)}", shown, constant)
 
 
 @app.command(rich_help_panel=LEARN)
@@ -312,9 +316,9 @@ def _ending(result: dict[str, Any]) -> str:
     return text if best == rounds else f"{text}, round {best} kept"
 
 
-def _print_metrics(screen: Screen, metrics: dict[str, dict[str, float]]) -> None:
+def _print_metrics(screen: Screen, metrics: dict[str, Metrics]) -> None:
     for side, values in metrics.items():
-        screen.text(f"{side}: {metrics_line(values)}")
+        screen.text(f"{side}: {values}")
 
 
 def _text(sql: str) -> str:

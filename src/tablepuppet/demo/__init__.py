@@ -25,6 +25,7 @@ from tablepuppet.demo.parties import services
 from tablepuppet.errors import ConfigError
 from tablepuppet.federation import Federation
 from tablepuppet.learn.learners.linear import LogisticRegression
+from tablepuppet.learn.loss.measures import Metrics
 from tablepuppet.prep.explore.describe import Description
 from tablepuppet.relation import Relation
 from tablepuppet.runs.figures import metric, metric_name
@@ -188,7 +189,7 @@ def _megabytes(size: int) -> str:
 class Result:
     """How one way of training did."""
 
-    metrics: dict[str, float]
+    metrics: Metrics
     seconds: float
     moved: int  # bytes
     losses: list[float]
@@ -234,6 +235,8 @@ def _table(results: dict[str, Result]) -> WideTable:
         ]
         for way, result in results.items()
     ]
+    constant = results["federated"].metrics.constant
+    rows.append(["a constant", *(metric(name, constant[name]) for name in names), "-", "-"])
     heads = [*map(metric_name, names), "seconds", "MB moved"]
     return WideTable(TableView("", aligned([""], heads), rows).rich())
 
@@ -269,6 +272,10 @@ def draw_curve(results: dict[str, Result], path: Path) -> None:
             alpha=0.6,
             label=f"test log loss, {name}: {metric('log_loss', value)}",
         )
+    constant = results["federated"].metrics.constant["log_loss"]
+    axes.axhline(
+        constant, color="grey", linestyle=":", label=f"test log loss, a constant: {metric('log_loss', constant)}"
+    )
     axes.set(xlabel="round", ylabel="log loss", title="Will a flight arrive 15 minutes late?")
     axes.legend()
     figure.savefig(path, dpi=120)

@@ -15,6 +15,7 @@ _IN_UNITS = ("rmse", "loss")  # of the label: as many digits as a number of any 
 _GROUPED_FROM = 10_000  # below it no comma parts thousands, so that a year stays a year
 _LEAST, _MOST = 1e-4, 1e15  # beyond these a number has an exponent
 UNKNOWN = "not known"
+WITHHELD, NOT_APPLICABLE, NO_PROMISE = "withheld", "-", "no promise"  # why there is no number
 
 
 def metric_name(name: str) -> str:
@@ -50,13 +51,27 @@ def metric(name: str, value: float) -> str:
     return f"{value:.{_DECIMALS}f}"
 
 
-def metrics_line(values: Mapping[str, float]) -> str:
-    """Metrics in one line.
+def metrics_line(values: Mapping[str, float], constant: Mapping[str, float] | None = None) -> str:
+    """Metrics in one line, each beside that of a constant model, where it is known.
 
     >>> metrics_line({"accuracy": 0.76941, "auc": 0.69919, "log_loss": 0.50541})
     'accuracy 0.7694, AUC 0.6992, log loss 0.5054'
+    >>> metrics_line({"accuracy": 0.76012}, {"accuracy": 0.759})
+    'accuracy 0.7601 (constant 0.7590)'
     """
-    return ", ".join(f"{metric_name(name)} {metric(name, value)}" for name, value in values.items())
+    known = constant or {}
+    return ", ".join(f"{metric_name(name)} {beside(name, value, known.get(name))}" for name, value in values.items())
+
+
+def beside(name: str, value: float, constant: float | None) -> str:
+    """A metric with that of a constant model in brackets, if both are known.
+
+    >>> beside("auc", 0.69919, 0.5), beside("auc", float("nan"), 0.5), beside("auc", 0.69919, None)
+    ('0.6992 (constant 0.5000)', 'not known', '0.6992')
+    """
+    if constant is None or math.isnan(value) or math.isnan(constant):
+        return metric(name, value)
+    return f"{metric(name, value)} (constant {metric(name, constant)})"
 
 
 def number(value: float, digits: int = 4, *, zeros: bool = False) -> str:

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import ndtr, ndtri, stdtr, stdtrit
 
-from tablepuppet.runs.figures import shown
+from tablepuppet.runs.figures import NOT_APPLICABLE, number, shown
 from tablepuppet.runs.table_view import Align, NamedNumbers, TableView
 
 Array = NDArray[np.float64]
@@ -19,6 +19,7 @@ DECIMALS = ((4, True), (3, True), (3, False), (3, False), (3, True), (3, True))
 """Of coef, std err, t, P>|t| and the ends of its interval, and whether very small ones have digits instead: as
 statsmodels prints them."""
 NO_ERRORS = "No standard errors: the Gram matrix was refused, singular, or too large"
+UNITS = "coef is per unit of a column of X: of rel.matrix(), numbers are standardised, categories 0 or 1"
 MOST_LISTED = 5  # categories of a group that others are compared with
 
 
@@ -66,10 +67,10 @@ class Estimates:
         sides: dict[str, Align] = {"": "left", **dict.fromkeys(heads, "right")}
         known = category_names(categories)
         rows = [
-            [known.get(name, name), *(_cell(number, *how) for number, how in zip(row, DECIMALS, strict=True))]
+            [known.get(name, name), *(_cell(value, *how) for value, how in zip(row, DECIMALS, strict=True))]
             for name, row in zip(self.names, numbers, strict=True)
         ]
-        notes = [_baselines(columns, self.names, known), NO_ERRORS if np.isnan(self.errors).all() else ""]
+        notes = [UNITS, baselines(columns, self.names, known), NO_ERRORS if np.isnan(self.errors).all() else ""]
         return Summary(facts_view(title, facts), TableView(". ".join(filter(None, notes)), sides, rows))
 
 
@@ -102,10 +103,10 @@ def category_names(categories: Categories | None) -> dict[str, str]:
     return {column: f"{column} ({name})" for column, name in listed if name is not None}
 
 
-def _baselines(columns: Iterable[str], names: Sequence[str], known: Mapping[str, str]) -> str:
+def baselines(columns: Iterable[str], names: Sequence[str], known: Mapping[str, str]) -> str:
     """The categories that those with a coefficient are compared with: all others of their group.
 
-    >>> _baselines(["kind=0", "kind=1", "kind=2", "colour=0", "colour=1"], ["intercept", "kind=2"], {"kind=1": "tool"})
+    >>> baselines(["kind=0", "kind=1", "kind=2", "colour=0", "colour=1"], ["intercept", "kind=2"], {"kind=1": "tool"})
     'Categories are compared with kind=0 or tool'
     """
     groups: dict[str, list[str]] = {}
@@ -125,9 +126,14 @@ def facts_view(title: str, facts: Mapping[str, object]) -> TableView:
     return TableView(title, {"": "left", "value": "right"}, [[name, shown(value)] for name, value in facts.items()])
 
 
-def _cell(number: float, decimals: int, by_size: bool) -> str:
-    """A number with this many decimals, or digits if it is very small or large."""
-    if math.isnan(number):
-        return ""
-    is_plain = not by_size or 1e-4 <= abs(number) < 1e4
-    return f"{number:.{decimals}f}" if is_plain else f"{number:.{decimals}g}"
+def _cell(value: float, decimals: int, by_size: bool) -> str:
+    """A number with this many decimals, or digits if it is very small or large.
+
+    >>> _cell(35990.4, 4, True), _cell(-0.00001, 3, False), _cell(0.5, 4, True), _cell(math.nan, 3, False)
+    ('35,990', '0.000', '0.5000', '-')
+    """
+    if math.isnan(value):
+        return NOT_APPLICABLE
+    if by_size and not 1e-4 <= abs(value) < 1e4:
+        return number(value, decimals)
+    return f"{round(value, decimals) + 0.0:.{decimals}f}"  # no -0.000

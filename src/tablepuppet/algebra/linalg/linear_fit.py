@@ -9,10 +9,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tablepuppet.algebra.array import LazyArray
-from tablepuppet.algebra.linalg.estimates import Categories, Estimates, Summary, category_names, facts_view
+from tablepuppet.algebra.linalg.estimates import UNITS, Categories, Estimates, Summary, category_names, facts_view
 from tablepuppet.algebra.linalg.saved import LinalgModel
 from tablepuppet.algebra.preparation import Preparation, Prepared
 from tablepuppet.errors import LearnError
+from tablepuppet.runs.figures import number
 from tablepuppet.runs.table_view import Align, NamedNumbers, TableView
 
 Array = NDArray[np.float64]
@@ -57,10 +58,10 @@ class LinearFit(LinalgModel):
         sides: dict[str, Align] = {"": "left", **dict.fromkeys(self.coef.heads, "right")}
         known = category_names(categories)
         rows = [
-            [known.get(name, name), *(f"{number:.4g}" for number in np.ravel(values))]
+            [known.get(name, name), *(number(value) for value in np.ravel(values).tolist())]
             for name, values in {"intercept": self.intercept, **self.coef}.items()
         ]
-        return Summary(facts_view(type(self).__name__, self.facts()), TableView("", sides, rows))
+        return Summary(facts_view(type(self).__name__, self.facts()), TableView(UNITS, sides, rows))
 
 
 @dataclass(frozen=True, repr=False)

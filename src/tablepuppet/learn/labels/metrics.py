@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 
 from tablepuppet.errors import LearnError, PartyError
 from tablepuppet.learn.labels.noisy import fitted_classes
+from tablepuppet.learn.loss.measures import Metrics, constant_classes, constant_number
 from tablepuppet.operators.client import Client
 from tablepuppet.party.local_table import LocalTable
 from tablepuppet.party.ops import Values, op
@@ -162,7 +163,7 @@ def _area(scores: NDArray[np.floating], positive: NDArray[np.bool_]) -> float:
     return float(above / (ones * (len(positive) - ones)))
 
 
-def regression_metrics(client: Client, label: OutputColumn, scores: Array) -> dict[str, float]:
+def regression_metrics(client: Client, label: OutputColumn, scores: Array) -> Metrics:
     """Root mean squared error and R2, from sums that the label's party computes."""
     sums = client.mapping.scatter_sum(label.alias, scores)
     squares = client.mapping.scatter_sum(label.alias, scores**2)
@@ -179,10 +180,11 @@ def regression_metrics(client: Client, label: OutputColumn, scores: Array) -> di
     )
     spread = squared - labels**2 / rows
     error = max(error, 0.0)  # rounding
-    return {"rmse": float(np.sqrt(error / rows)), "r2": 1 - error / spread if spread > 0 else float("nan")}
+    found = {"rmse": float(np.sqrt(error / rows)), "r2": 1 - error / spread if spread > 0 else float("nan")}
+    return Metrics(found, constant_number(rows, spread))
 
 
-def class_metrics(client: Client, label: OutputColumn, classes: NDArray[Any], probability: Array) -> dict[str, float]:
+def class_metrics(client: Client, label: OutputColumn, classes: NDArray[Any], probability: Array) -> Metrics:
     """Accuracy, area under the ROC curve and log loss, from sums that the label's party computes.
 
     The area is NaN unless the label's table has one shard, whose rows are joined once each.
@@ -202,8 +204,9 @@ def class_metrics(client: Client, label: OutputColumn, classes: NDArray[Any], pr
     ).read()[label.alias]  # fmt: skip
     rows = sum(reply["rows"] for reply in replies)
     areas = replies[0]["areas"] if len(replies) == 1 and len(replies[0]["areas"]) else np.full(len(classes), np.nan)
-    return {
+    found = {
         "accuracy": float(sum(reply["right"] for reply in replies) / rows.sum()),
         "auc": float(areas[1] if len(classes) == 2 else areas.mean()),
         "log_loss": float(-sum(reply["log"] for reply in replies) / rows.sum()),
     }
+    return Metrics(found, constant_classes(rows.astype(np.float64)))

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -21,6 +22,7 @@ from tablepuppet.errors import LearnError
 from tablepuppet.learn.learners.estimator import need_relation
 from tablepuppet.learn.learners.learner import Learner, label_of
 from tablepuppet.learn.learners.linear import LinearLearner
+from tablepuppet.learn.loss.measures import Metrics
 from tablepuppet.learn.settings import check_whole
 from tablepuppet.operators.dealing import dealt, dealt_to_groups
 from tablepuppet.prep.columns.dividing import classes_of, groups_of, times_of
@@ -33,14 +35,20 @@ from tablepuppet.sql.query import OutputColumn
 from tablepuppet.wire.in_step import own_clock
 
 TEST = "test_"  # begins the names of metrics on the fold that is held out
+CONSTANT = "constant_"  # those of a model without features there
 Fold = tuple[Relation, Relation]  # to learn from, to measure on
 
 
 class Results(TableResult):
-    """Records with the same fields as a table: ``found["test_auc"]`` is a column, `to_arrow` all of them."""
+    """Records with the same fields as a table: ``found["test_auc"]`` is a column, `to_arrow` all of them.
 
-    def __init__(self, title: str, rows: Sequence[Mapping[str, Any]]):
-        self._title, self._rows = title, [dict(row) for row in rows]
+    ``constant`` are the metrics of a model without features on the rows that were held out, the mean over folds.
+    """
+
+    def __init__(
+        self, title: str, rows: Sequence[Mapping[str, Any]], constant: Mapping[str, float] = MappingProxyType({})
+    ):
+        self._title, self._rows, self.constant = title, [dict(row) for row in rows], dict(constant)
 
     def __len__(self) -> int:
         return len(self._rows)
@@ -66,7 +74,11 @@ class Results(TableResult):
         """One row per record."""
         sides: dict[str, Align] = {metric_name(name): "right" for name in self.column_names}
         rows = [[_cell(name, value) for name, value in row.items()] for row in self._rows]
-        return TableView(self._title, sides, rows)
+        known = metrics_line({name: value for name, value in self.constant.items() if self._has(name)})
+        return TableView(f"{self._title}; a constant has {known}" if known else self._title, sides, rows)
+
+    def _has(self, metric: str) -> bool:
+        return any(name.endswith(f"{TEST}{metric}") for name in self.column_names)
 
 
 def _cell(name: str, value: Any) -> str:
@@ -100,12 +112,16 @@ def cross_validate(
     need_learner(learner, "cross_validate")
     parts = Folding(relation, folds, seed, groups=groups, stratified=stratified, time=time).sides()
     done = relation.events.progress("folds", f"{type(learner).__name__}: cross-validating", len(parts))
-    rows = []
+    scores = []
     for number, fold in enumerate(parts):
         found = measured(learner, fold, number)
-        rows.append({"fold": number, **found})
-        done(len(rows), f"fold {number}: {metrics_line(of_test(found))}")
-    return Results(f"{type(learner).__name__}, {len(parts)} folds", rows)
+        scores.append(found)
+        done(len(scores), f"fold {number}: {metrics_line(of_test(found), constant_of([found]))}")
+    rows = [
+        {"fold": number, **{name: value for name, value in found.items() if not name.startswith(CONSTANT)}}
+        for number, found in enumerate(scores)
+    ]
+    return Results(f"{type(learner).__name__}, {len(parts)} folds", rows, constant_of(scores))
 
 
 def need_learner(learner: object, verb: str) -> None:
@@ -139,10 +155,17 @@ def measure_along_l2(
             began = own_clock()
 
 
-def _scores(train: Mapping[str, float], test: Mapping[str, float], began: float) -> dict[str, float]:
+def _scores(train: Metrics, test: Metrics, began: float) -> dict[str, float]:
     scores = {f"train_{name}": value for name, value in train.items()}
     scores |= {f"{TEST}{name}": value for name, value in test.items()}
+    scores |= {f"{CONSTANT}{name}": value for name, value in test.constant.items()}
     return scores | {"seconds": own_clock() - began}
+
+
+def constant_of(folds: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    """The metrics of a constant model on the folds that were held out, by their own names: the mean over folds."""
+    names = [name for name in folds[0] if name.startswith(CONSTANT)]
+    return {name.removeprefix(CONSTANT): float(np.mean([each[name] for each in folds])) for name in names}
 
 
 def of_test(scores: Mapping[str, float]) -> dict[str, float]:

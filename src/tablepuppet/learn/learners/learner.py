@@ -33,6 +33,7 @@ from tablepuppet.learn.learners.validation import (
 )
 from tablepuppet.learn.learners.watch import Watch
 from tablepuppet.learn.loss.joined_loss import JoinedLoss
+from tablepuppet.learn.loss.measures import Metrics
 from tablepuppet.learn.private.promise import promised
 from tablepuppet.learn.settings import COUNT, NUMBER, setting
 from tablepuppet.learn.tables.saved import SavedModel
@@ -203,11 +204,11 @@ class Learner(Planner):
         """What scores say: numbers (rows,), or probabilities (rows, classes)."""
 
     @abstractmethod
-    def _measured(self, labels: NDArray[Any], predicted: Array, weights: Array | None = None) -> dict[str, float]:
+    def _measured(self, labels: NDArray[Any], predicted: Array, weights: Array | None = None) -> Metrics:
         """The metrics of predictions."""
 
     @abstractmethod
-    def _measured_at_party(self, client: Client, label: OutputColumn, predicted: Array) -> dict[str, float]:
+    def _measured_at_party(self, client: Client, label: OutputColumn, predicted: Array) -> Metrics:
         """The metrics of predictions, by the true labels of the label's party."""
 
     @abstractmethod
@@ -261,13 +262,16 @@ class Learner(Planner):
         return Predictions(self._predicted(self._scores(relation)), getattr(self, "classes_", None))
 
     @names_checked
-    def evaluate(self, relation: Relation, *, at_party: bool = False) -> dict[str, float]:
+    def evaluate(self, relation: Relation, *, at_party: bool = False) -> Metrics:
         """Metrics over the joined rows. Of regressors: root mean squared error and R2.
 
         Of classifiers: accuracy, area under the ROC curve (one against the rest for several classes), log loss. The
         area is NaN where a class has no row. With ``at_party`` the label's party measures on its true labels and
         returns only the metrics; these have no noise. The area is then also NaN if rows of its table are joined more
         than once, or if the table has several shards.
+
+        The dict is printed, and shown in a notebook, beside ``constant``: the metrics of a model without features on
+        the same labels, which predicts the shares of the classes, or the mean.
         """
         self.check_relation(relation, "evaluate")
         if not at_party:
@@ -276,7 +280,7 @@ class Learner(Planner):
         predicted = self.predictions(relation).values
         return self._measured_at_party(relation.client, label_of(relation), predicted)
 
-    def measures(self, rows: JoinedRows) -> dict[str, float]:
+    def measures(self, rows: JoinedRows) -> Metrics:
         """The metrics of `evaluate`, for rows with labels and scores."""
         block = rows.whole()
         return self._measured(block.labels, self._predicted(block[SCORES]), block.weights)

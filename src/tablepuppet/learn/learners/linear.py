@@ -12,6 +12,7 @@ from tablepuppet.errors import TablePuppetError
 from tablepuppet.learn.learners.learner import Array, label_of
 from tablepuppet.learn.learners.not_fitted import check_fitted
 from tablepuppet.learn.learners.solver_learner import SolverLearner
+from tablepuppet.learn.learners.summary import CoefficientSummary, summarised
 from tablepuppet.learn.learners.tasks import Classifier, Regressor
 from tablepuppet.learn.learners.validation import Watched, add_intercept
 from tablepuppet.learn.learners.watch import Watch
@@ -21,6 +22,7 @@ from tablepuppet.learn.linear.descent import Descent, Rule
 from tablepuppet.learn.linear.gradient_rule import GradientRule
 from tablepuppet.learn.linear.model import LinearModel, by_column
 from tablepuppet.learn.loss.joined_loss import JoinedLoss
+from tablepuppet.learn.loss.measures import Metrics
 from tablepuppet.learn.private.descent import solve_by_steps
 from tablepuppet.learn.private.round_promises import StepPromise, SumPromise
 from tablepuppet.learn.registry import learner
@@ -38,6 +40,7 @@ from tablepuppet.relation import Relation
 from tablepuppet.runs.events import one_run
 from tablepuppet.runs.figures import setting_text
 from tablepuppet.runs.table_view import NamedNumbers, Records
+from tablepuppet.spelling import names_checked, shows
 
 MOMENTUM, FASTEST = 0.9, 0.3  # of sgd; of a Newton step: a row far from all others is in one batch of an epoch
 DAMPING = 0.3  # of steps along columns that few rows of a batch have, such as rare categories
@@ -47,10 +50,11 @@ class Measured(NamedTuple):
     """Metrics of a model with one value of ``l2``, on rows that it has learned from and on others."""
 
     l2: float
-    train: dict[str, float]
-    test: dict[str, float]
+    train: Metrics
+    test: Metrics
 
 
+@shows("summary")
 class LinearLearner(SolverLearner):
     """A linear model over a relation."""
 
@@ -64,12 +68,31 @@ class LinearLearner(SolverLearner):
         meanings = lambda: found() if (found := asked()) else {}  # noqa: E731
         return NamedNumbers(by_column(self.encoding_, self.model_.parameters()), heads, meanings)
 
-    def _meanings(self) -> dict[str, str]:
-        """The names of categories by their names in ``coef_``; none if a party cannot be asked for them now."""
+    @names_checked
+    def summary(self, relation: Relation | None = None) -> CoefficientSummary:
+        """Every coefficient in the unit of its column, with standard error, t or z, p and 95 % interval.
+
+        ``standardised`` ones are per standard deviation; classifiers have odds ratios. Categories are compared with the
+        first one, classes with the first class. Standard errors need the Gram matrix over ``relation``, by default the
+        one that the model was fitted on: parties compute it as for ``rel.matrix()``. Where a policy or privacy forbids
+        it, the summary has none, and says why. They hold for a small ``l2``: a penalty makes coefficients and errors
+        smaller.
+        """
+        check_fitted(self)
+        if relation is not None:
+            self.check_relation(relation, "summary")
+        return summarised(self, relation)
+
+    def category_meanings(self) -> dict[str, list[str | None]]:
+        """``categories_``; none if a party cannot be asked for them now."""
         with suppress(TablePuppetError):
-            listed = self.categories_.items()
-            return {f"{column}={code}": name or "" for column, names in listed for code, name in enumerate(names)}
+            return self.categories_
         return {}
+
+    def _meanings(self) -> dict[str, str]:
+        """The names of categories by their names in ``coef_``."""
+        listed = self.category_meanings().items()
+        return {f"{column}={code}": name or "" for column, names in listed for code, name in enumerate(names)}
 
     def spec(self, outputs: int) -> Linear:
         """T theta."""

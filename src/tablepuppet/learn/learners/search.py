@@ -22,7 +22,17 @@ from sklearn.base import BaseEstimator, clone
 
 from tablepuppet.errors import LearnError
 from tablepuppet.learn.learners.estimator import need_relation
-from tablepuppet.learn.learners.folds import Fold, Folding, Results, measure_along_l2, measured, need_learner, of_test
+from tablepuppet.learn.learners.folds import (
+    CONSTANT,
+    Fold,
+    Folding,
+    Results,
+    constant_of,
+    measure_along_l2,
+    measured,
+    need_learner,
+    of_test,
+)
 from tablepuppet.learn.learners.learner import Learner
 from tablepuppet.learn.learners.linear import LinearLearner
 from tablepuppet.learn.learners.not_fitted import NotFittedError
@@ -39,6 +49,7 @@ from tablepuppet.learn.learners.search_prep import (
     prepared,
 )
 from tablepuppet.learn.learners.search_scores import SearchScores
+from tablepuppet.learn.loss.measures import Metrics
 from tablepuppet.learn.settings import check_whole
 from tablepuppet.learn.solve.allowance import counts_replies
 from tablepuppet.relation import Relation
@@ -110,7 +121,10 @@ class Search(BaseEstimator):  # type: ignore[misc]
         done = relation.events.progress("search", what, fits)
 
         def report(number: int, place: int, fold: int, found: Mapping[str, float]) -> None:
-            text = f"{self._named(candidates[place])}, fold {fold}: {self._score(of_test(found))}"
+            score = of_test(found)
+            name = self._metric(list(score))
+            line = metrics_line({name: score[name]}, constant_of([found]))
+            text = f"{self._named(candidates[place])}, fold {fold}: {line}"
             done(number, text, candidate=place, fold=fold)
 
         scores.report = report
@@ -124,8 +138,9 @@ class Search(BaseEstimator):  # type: ignore[misc]
             rows = {place: found[place] for place in left} | before
         best = left[0]
         self.best_params_, self.best_score_ = candidates[best], float(rows[best][f"mean_test_{self.metric_}"])
-        self.results_ = Results(f"{len(rows)} settings by {metric_name(self.metric_)}", list(rows.values()))
-        score = self._score({self.metric_: self.best_score_})
+        constant = constant_of(scores.of(best, rungs[-1].share))
+        self.results_ = Results(f"{len(rows)} settings by {metric_name(self.metric_)}", list(rows.values()), constant)
+        score = metrics_line({self.metric_: self.best_score_}, constant)
         message = f"{learner}: the best of {len(rows)} settings is {self._named(self.best_params_)}: {score} on folds"
         relation.events.emit("info", "searched", message, best=plain(self.best_params_), score=self.best_score_)
         best_rows = prepared(relation, pipeline_of(self.best_params_, relation.prep))
@@ -237,6 +252,8 @@ class Search(BaseEstimator):  # type: ignore[misc]
         """One candidate: its settings, means and deviations over folds, and the time it took."""
         row = self._shown(settings)
         for name in scores[0]:
+            if name.startswith(CONSTANT):
+                continue
             values = np.array([each[name] for each in scores])
             if name == "seconds":
                 row[name] = float(values.sum())
@@ -250,11 +267,6 @@ class Search(BaseEstimator):  # type: ignore[misc]
         """What candidates are compared by."""
         usual = "accuracy" if "accuracy" in measures else "r2"
         return self.metric or (usual if usual in measures else measures[0])
-
-    def _score(self, measured: Mapping[str, float]) -> str:
-        """What candidates are compared by, for people."""
-        name = self._metric(list(measured))
-        return metrics_line({name: measured[name]})
 
     def _named(self, settings: Settings) -> str:
         """A candidate, for people."""
@@ -283,15 +295,15 @@ class Search(BaseEstimator):  # type: ignore[misc]
         """Predictions of the best model."""
         return self.best_model_.predict(relation, **settings)
 
-    def evaluate(self, relation: Relation) -> dict[str, float]:
+    def evaluate(self, relation: Relation) -> Metrics:
         """Metrics of the best model."""
-        return dict(self.best_model_.evaluate(relation))
+        return self.best_model_.evaluate(relation)
 
     @names_checked
     def plot(self, path: str | Path) -> None:
         """Draw the score of every candidate by each setting, with its deviation over folds, into a picture."""
         searched = [name for name in self.results_.column_names if name in self.best_params_]
-        draw(list(self.results_), searched, self.metric_, Path(path))
+        draw(list(self.results_), searched, self.metric_, Path(path), self.results_.constant.get(self.metric_))
 
     def __getattr__(self, name: str) -> Any:
         if name in LEFT_BY_FIT:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from tablepuppet.errors import LearnError
+from tablepuppet.runs.figures import metric as metric_text
 from tablepuppet.runs.figures import metric_name
 
 KINDS = (".png", ".svg", ".pdf")
@@ -15,8 +16,10 @@ WIDE = 30  # times from the lowest to the highest value: above it, a setting has
 BEST, OTHERS = "#c2410c", "#1d4ed8"
 
 
-def draw(rows: Sequence[Mapping[str, Any]], settings: Sequence[str], metric: str, path: Path) -> None:
-    """Write a picture; the first row is the best one."""
+def draw(
+    rows: Sequence[Mapping[str, Any]], settings: Sequence[str], metric: str, path: Path, constant: float | None
+) -> None:
+    """Write a picture; the first row is the best one. ``constant`` is the metric of a model without features."""
     if path.suffix.lower() not in KINDS:
         raise LearnError(f"plot writes {', '.join(KINDS)}; name such a file, not {str(path)!r}")
     try:
@@ -42,6 +45,9 @@ def draw(rows: Sequence[Mapping[str, Any]], settings: Sequence[str], metric: str
         if not along:
             axis.set_xticks(range(len(ends)), [end.replace(" | ", "\n") for end in ends])
             axis.margins(x=0.2)
+        if constant is not None:
+            axis.axhline(constant, color="grey", linestyle=":", label=f"constant {metric_text(metric, constant)}")
+            axis.legend(fontsize=8)
         axis.set_xlabel(name)
         axis.grid(alpha=0.3)
         if not place:

@@ -16,7 +16,7 @@ from tablepuppet.learn.learners.learner import Array, Learner
 from tablepuppet.learn.loss.joined_loss import JoinedLoss
 from tablepuppet.learn.loss.logistic import Logistic
 from tablepuppet.learn.loss.losses import Squared
-from tablepuppet.learn.loss.measures import class_measures, number_measures, probabilities
+from tablepuppet.learn.loss.measures import Metrics, class_measures, number_measures, probabilities
 from tablepuppet.learn.loss.softmax import Softmax
 from tablepuppet.operators.client import Client, Pending
 from tablepuppet.operators.joined_rows import SCORES, Block
@@ -68,10 +68,10 @@ class Regressor(Learner):
     def _predicted(self, scores: Array) -> Array:
         return scores
 
-    def _measured(self, labels: NDArray[Any], predicted: Array, weights: Array | None = None) -> dict[str, float]:
+    def _measured(self, labels: NDArray[Any], predicted: Array, weights: Array | None = None) -> Metrics:
         return number_measures(labels, predicted, weights)
 
-    def _measured_at_party(self, client: Client, label: OutputColumn, predicted: Array) -> dict[str, float]:
+    def _measured_at_party(self, client: Client, label: OutputColumn, predicted: Array) -> Metrics:
         return regression_metrics(client, label, predicted)
 
     def _errors(self, labels: NDArray[Any], predicted: Array, kind: str) -> Array:
@@ -162,10 +162,10 @@ class Classifier(Learner):
     def _predicted(self, scores: Array) -> Array:
         return probabilities(scores)
 
-    def _measured(self, labels: NDArray[Any], predicted: Array, weights: Array | None = None) -> dict[str, float]:
+    def _measured(self, labels: NDArray[Any], predicted: Array, weights: Array | None = None) -> Metrics:
         return class_measures(labels, predicted, weights)
 
-    def _measured_at_party(self, client: Client, label: OutputColumn, predicted: Array) -> dict[str, float]:
+    def _measured_at_party(self, client: Client, label: OutputColumn, predicted: Array) -> Metrics:
         return class_metrics(client, label, self.classes_, predicted)
 
     def _errors(self, labels: NDArray[Any], predicted: Array, kind: str) -> Array:

@@ -6,6 +6,7 @@ faster than sorting row indices.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -14,10 +15,49 @@ from scipy.special import expit, softmax
 
 from tablepuppet.errors import LearnError
 from tablepuppet.pieces import over_pieces
+from tablepuppet.runs.figures import metric, metric_name, metrics_line
+from tablepuppet.runs.table_view import TableView, aligned
 
 Array = NDArray[np.float64]
 Classes = NDArray[np.integer[Any]]
 SMALLEST = float(np.finfo(np.float64).eps)  # of probabilities in a log loss, as in scikit-learn
+
+
+class Metrics(dict[str, float]):
+    """Metrics by name, and in ``constant`` those of the best model without features on the same labels.
+
+    It predicts the shares of the classes, or the mean of the labels. Both are printed; in a notebook they are a table.
+    """
+
+    def __init__(self, values: Mapping[str, float], constant: Mapping[str, float]):
+        super().__init__(values)
+        self.constant = dict(constant)
+
+    def table_view(self) -> TableView:
+        """One row per metric."""
+        rows = [[metric_name(name), metric(name, self[name]), metric(name, self.constant[name])] for name in self]
+        return TableView("", aligned(["metric"], ["model", "constant"]), rows)
+
+    def __repr__(self) -> str:
+        return metrics_line(self, self.constant)
+
+    def _repr_html_(self) -> str:
+        return self.table_view().html()
+
+
+def constant_classes(rows: Array) -> dict[str, float]:
+    """Metrics of a model that predicts the share of each class, from the number of rows of each class.
+
+    >>> constant_classes(np.array([3.0, 1.0, 0.0]))
+    {'accuracy': 0.75, 'auc': 0.5, 'log_loss': 0.5623351446188083}
+    """
+    shares = rows[rows > 0] / rows.sum()
+    return {"accuracy": float(shares.max()), "auc": 0.5, "log_loss": float(-shares @ np.log(shares))}
+
+
+def constant_number(rows: float, spread: float) -> dict[str, float]:
+    """Metrics of a model that predicts the mean; ``spread`` is the sum of squares of labels less their mean."""
+    return {"rmse": float(np.sqrt(max(spread, 0.0) / rows)), "r2": 0.0}
 
 
 def probabilities(scores: Array) -> Array:
@@ -28,7 +68,7 @@ def probabilities(scores: Array) -> Array:
     return np.asarray(softmax(scores, axis=1))
 
 
-def class_measures(labels: Classes, chances: Array, weights: Array | None = None) -> dict[str, float]:
+def class_measures(labels: Classes, chances: Array, weights: Array | None = None) -> Metrics:
     """Accuracy, area under the ROC curve (the mean of one against the rest for several classes), log loss.
 
     ``chances`` are (rows, classes). The area is NaN where a class has no row.
@@ -47,17 +87,19 @@ def class_measures(labels: Classes, chances: Array, weights: Array | None = None
     right, logs = np.sum([found for _, found in over_pieces(sums, len(labels))], axis=0)
     with_area = range(1, 2) if chances.shape[1] == 2 else range(chances.shape[1])
     areas = [roc_area(chances[:, number], labels == number, weights) for number in with_area]
-    return {"accuracy": float(right / rows), "auc": float(np.mean(areas)), "log_loss": float(-logs / rows)}
+    found = {"accuracy": float(right / rows), "auc": float(np.mean(areas)), "log_loss": float(-logs / rows)}
+    return Metrics(found, constant_classes(np.bincount(labels, weights, chances.shape[1]).astype(np.float64)))
 
 
-def number_measures(labels: Array, predicted: Array, weights: Array | None = None) -> dict[str, float]:
+def number_measures(labels: Array, predicted: Array, weights: Array | None = None) -> Metrics:
     """Root mean squared error and R2, which is NaN for a single row."""
     _check_rows(len(labels))
     rows = len(labels) if weights is None else float(weights.sum())
     mean = _sum(labels, weights) / rows
     error, spread = _sum((labels - predicted) ** 2, weights), _sum((labels - mean) ** 2, weights)
     r2 = 1 - error / spread if spread else float(not error)
-    return {"rmse": float(np.sqrt(error / rows)), "r2": r2 if rows > 1 else float("nan")}
+    found = {"rmse": float(np.sqrt(error / rows)), "r2": r2 if rows > 1 else float("nan")}
+    return Metrics(found, constant_number(rows, spread))
 
 
 def _check_rows(rows: int) -> None:

@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, Self
 
 from tablepuppet.errors import PrivacyError
+from tablepuppet.runs.figures import NO_PROMISE, NOT_APPLICABLE, number
 from tablepuppet.runs.table_view import Align, TableView
 
 WIDTH = 118
@@ -91,8 +92,7 @@ class PrivacyReport(dict[str, Any]):
 
     def _hint(self) -> str:
         return (
-            "none: nothing is promised. Somebody with k rows in each table: model.privacy_.for_rows(k). In words: "
-            "model.privacy_['assumptions']."
+            "Somebody with k rows in each table: model.privacy_.for_rows(k). In words: model.privacy_['assumptions']."
         )
 
     def __repr__(self) -> str:
@@ -106,12 +106,12 @@ class PrivacyReport(dict[str, Any]):
 
 
 def shown(epsilon: float | None) -> str:
-    """An epsilon for people.
+    """An epsilon for people; None is that of something which has none, such as labels given predictions.
 
     >>> shown(1.23456), shown(math.inf), shown(None)
-    ('1.235', 'none', '')
+    ('1.235', 'no promise', '-')
     """
-    return "" if epsilon is None else "none" if math.isinf(epsilon) else f"{epsilon:.4g}"
+    return NOT_APPLICABLE if epsilon is None else NO_PROMISE if math.isinf(epsilon) else number(epsilon)
 
 
 def in_one_line(values: Mapping[str, Any], sums: str = "") -> str:

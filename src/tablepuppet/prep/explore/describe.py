@@ -18,7 +18,7 @@ from tablepuppet.prep.columns.statistics import CategoryStatistics, CategorySumm
 from tablepuppet.prep.explore.distribution import Distributions
 from tablepuppet.prep.explore.quantiles import quantiles_of
 from tablepuppet.runs.events import Events
-from tablepuppet.runs.figures import number, shown
+from tablepuppet.runs.figures import NOT_APPLICABLE, UNKNOWN, WITHHELD, number, shown
 from tablepuppet.runs.table_view import Align, ArrowRows, ShownAsTables, TableView, arrow_table
 from tablepuppet.sql.query import OutputColumn
 from tablepuppet.sql.types import KEY_LIKE, NUMERIC, Family, family
@@ -89,9 +89,16 @@ class Description(ShownAsTables, ArrowRows):
                 for name in _SHOWN[kind]
             }
             title = f"Joined rows: {kind}{remark if odd and kind == 'numbers' else ''}"
-            cells = [[shown(row[name]) for name in _SHOWN[kind]] for row in rows]
+            cells = [[_cell(name, row) for name in _SHOWN[kind]] for row in rows]
             views += [TableView(title, sides, cells)] if rows else []
         return views
+
+
+def _cell(name: str, row: dict[str, Any]) -> str:
+    """A cell, or why it has no value: the name of a category that is not public stays at its party."""
+    if row[name] is not None:
+        return shown(row[name])
+    return WITHHELD if name == "top" and row["top_share"] else UNKNOWN if name == "distinct" else NOT_APPLICABLE
 
 
 def _for_people(row: dict[str, Any]) -> dict[str, Any]:

@@ -34,10 +34,11 @@ from tablepuppet.prep.explore.distribution import Distribution, Distributions
 from tablepuppet.prep.explore.statistics_promise import Spent
 from tablepuppet.runs.table_view import Align, TableResult, TableView
 from tablepuppet.sql.query import OutputColumn
-from tablepuppet.sql.types import family
+from tablepuppet.sql.types import Family, family
 
 MOST_BINS = 10_000
 BAR = 30  # letters of the longest bar
+MOST_WHOLE = 2**52  # beyond it a float has no halves between whole numbers
 Bins = Annotated[int, Meta(ge=1, le=MOST_BINS)]
 
 
@@ -151,24 +152,40 @@ def histograms(
 def _count(
     client: Client, columns: Sequence[OutputColumn], known: dict[str, NumberSummary], bins: int
 ) -> dict[str, Histogram]:
-    """Counts in equally wide bins between minimum and maximum; of all finite values, if one is not."""
+    """Counts in equally wide bins between minimum and maximum, of whole numbers between halves (`_edges`)."""
     for column in columns:
         if known[column.name].not_finite:
             raise LearnError(f"histogram: column {column.name!r} has NaN or infinite values; filter them in WHERE")
-    ends = {column.name: [known[column.name].minimum, known[column.name].maximum] for column in columns}
-    edges = {name: np.histogram_bin_edges(np.array(pair), bins) for name, pair in ends.items()}
+    edges = {column.name: _edges(column, known[column.name], bins) for column in columns}
 
     def ranges(listed: Sequence[OutputColumn]) -> dict[str, Any]:
         lows, highs = (np.array([edges[column.name][end] for column in listed]) for end in (0, -1))
-        return {"lows": lows, "highs": highs, "bins": bins}
+        return {"lows": lows, "highs": highs, "bins": len(edges[listed[0].name]) - 1}
 
-    counts = AskedColumns(client, "statistics.bins", columns, ranges).read("counts")
+    by_bins: dict[int, list[OutputColumn]] = {}  # an op counts in as many bins for all its columns
+    for column in columns:
+        by_bins.setdefault(len(edges[column.name]), []).append(column)
+    asked = [AskedColumns(client, "statistics.bins", listed, ranges) for listed in by_bins.values()]
+    counts = {name: found for each in asked for name, found in each.read("counts").items()}
     return {
         column.name: Histogram(
             column, edges[column.name], np.sum(counts[column.name], axis=0), known[column.name].missing, exact=True
         )
         for column in columns
     }
+
+
+def _edges(column: OutputColumn, known: NumberSummary, bins: int) -> NDArray[np.float64]:
+    """Ends of equally wide bins; those of whole numbers are at halves, so that each bin has as many different numbers.
+
+    There are at most ``bins`` of these, and one per number where that is enough.
+    """
+    low, high = known.minimum, known.maximum
+    if family(column.type) is not Family.INTEGER or max(abs(low), abs(high), high - low) >= MOST_WHOLE:
+        return np.asarray(np.histogram_bin_edges(np.array([low, high]), bins))
+    numbers = round(high - low) + 1
+    width = -(-numbers // bins)
+    return np.asarray(low - 0.5 + width * np.arange(-(-numbers // width) + 1.0))
 
 
 def _of_cells(known: Distribution, bins: int, missing: int) -> Histogram:

@@ -124,8 +124,8 @@ def _column_warnings(row: Row, histograms: Mapping[str, Histogram], joined: int)
         yield Warned(name, "missing", f"is missing in {row['missing'] / joined:.0%} of the joined rows")
     varied = row["distinct"] is None or row["distinct"] > FEW
     if varied and row["skew"] is not None and abs(row["skew"]) > SKEWED:
-        side = "right" if row["skew"] > 0 else "left"
-        yield Warned(name, "skewed", f"has a long tail to the {side} (skew {row['skew']:.1f}); a logarithm may help")
+        side, advice = ("right", "; a logarithm may help") if row["skew"] > 0 else ("left", "")
+        yield Warned(name, "skewed", f"has a long tail to the {side} (skew {row['skew']:.1f}){advice}")
     if name in histograms and None not in (row["q25"], row["q75"]):
         far = _beyond(histograms[name], row["q25"], row["q75"])
         if far > 0:
