@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,7 +17,7 @@ from tablepuppet.operators.client import Client
 from tablepuppet.prep.columns.days import shown_value
 from tablepuppet.prep.explore.crosstab import Counted
 from tablepuppet.prep.explore.groups import Grouped
-from tablepuppet.prep.explore.pooled import OTHER, label_lines
+from tablepuppet.prep.explore.pooled import OTHER, Lines, label_lines
 from tablepuppet.prep.explore.profile_page import Against
 from tablepuppet.sql.query import OutputColumn
 from tablepuppet.sql.types import Family, family
@@ -38,7 +39,8 @@ class Related:
 
 def beside_label(client: Client, related: Sequence[Related]) -> dict[str, Against]:
     """By feature; names of categories are asked for in one trip."""
-    lines, counts = [], []
+    lines: list[Lines] = []
+    counts: list[NDArray[Any]] = []
     for each in related:
         if isinstance(each.found, Counted):
             lines += each.found.lines

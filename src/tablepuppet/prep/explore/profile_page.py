@@ -37,6 +37,7 @@ STYLE = """
 .tp-profile li { padding: .25em 0; border-top: 1px solid #8883; }
 .tp-profile .kind { display: inline-block; min-width: 9.5em; font-weight: 600; color: #b8560c; }
 .tp-profile .cards { display: grid; grid-template-columns: repeat(auto-fill, minmax(21em, 1fr)); gap: 1em; }
+.tp-profile .cards { margin-top: .6em; }
 .tp-profile .card { border: 1px solid #8885; border-radius: 8px; padding: .7em .9em; break-inside: avoid; }
 .tp-profile .card h3 { font-size: 1em; margin: 0; overflow-wrap: anywhere; }
 .tp-profile .small { opacity: .65; font-size: .88em; }
@@ -217,7 +218,7 @@ def _beside(found: Against | None, label: str) -> str:
         y, x = number * LINE, 125.0
         parts.append(f'<text x="0" y="{y + 11}">{_text(_short(name))}</text>')
         for place, value in enumerate(row):
-            size = 150 * abs(value) / most
+            size = 125 * abs(value) / most
             parts.append(f'<rect class="class{place}" x="{x:.1f}" y="{y + 3}" width="{size:.1f}" height="10"/>')
             x += size
         if found.texts:
