@@ -36,6 +36,7 @@ CELLS = {
         from tablepuppet.party.databases.sandbox import sandbox
         from tablepuppet.sql.quiet_duckdb import scratch
         fed = tp.Federation(URLS)""",
+    "new federation": "fed",
     "catalog": "fed.catalog()",
     "describe": "sales = fed.sql(SQL, label='returned')\nsales.describe()",
     "explain": "sales.explain()",
@@ -48,6 +49,8 @@ CELLS = {
     "history_": "model.history_",
     "traffic": "fed.traffic",
     "relation": "sales",
+    "federation": "fed",
+    "plot": "model.plot()",
     "error": "def mine():\n    return fed.sql('SELECT price\\nFROM orders\\nWHERE pric > 1')\n\nmine()",
     "traceback": "%tb Verbose",
     "no file": "tp.Federation({'a': 'csv:////nowhere'}).catalog()",
@@ -200,13 +203,14 @@ def test_catalog_and_describe_are_tables(shown: Shown, name: str, tables: int) -
     assert data["text/html"].count("<table") == tables
     assert "weight &lt;kg&gt;" in data["text/html"]
     assert "weight <kg>" in data["text/plain"]
-    assert "┃" in data["text/plain"].splitlines()[1]
+    assert "┃" in "".join(data["text/plain"].splitlines()[1:3])  # after the title, or at once
 
 
 def test_the_plan_is_shown_line_by_line(shown: Shown) -> None:
     """`explain()` is preformatted text, escaped, and not a string in quotes."""
     data = shown.result("explain")
     assert data["text/html"].startswith("<pre")
+    assert "monospace" in data["text/html"]
     assert "weight &lt;kg&gt;" in data["text/html"]
     assert data["text/plain"].splitlines()[1] == "└─ join of 2 tables"
 
@@ -273,12 +277,37 @@ def test_models_and_what_they_hold_have_html(shown: Shown) -> None:
     """scikit-learn draws learners, fitted or not; coefficients, history and traffic are tables."""
     assert "LogisticRegression" in shown.result("model")["text/html"]
     assert "LinearRegression" in shown.result("new model")["text/html"]
-    for name, cell in (("coef_", "o.weight &lt;kg&gt;"), ("history_", "loss"), ("traffic", "supplier")):
+    for name, cell, tables in (
+        ("coef_", "o.weight &lt;kg&gt;", 1),
+        ("history_", "loss", 1),
+        ("traffic", "supplier", 2),
+    ):
         html = shown.result(name)["text/html"]
-        assert html.count("<table") == 1
+        assert html.count("<table") == tables
         assert f">{cell}<" in html
     assert shown.result("history_")["text/plain"].startswith("[{'round': 1")
     assert shown.result("coef_")["text/plain"].startswith("{'o.price'")
+
+
+def test_federation_and_relation_are_cards(shown: Shown) -> None:
+    """A federation says where its parties are, and their tables once they were asked; a relation its SQL in letters of
+    one width, its label, and which party has which columns. Markup of the data is escaped.
+    """
+    before, after = (shown.result(name)["text/html"] for name in ("new federation", "federation"))
+    assert "duckdb, opened in this process</span>" in before
+    assert "duckdb, opened in this process; orders (400 rows)</span>" in after
+    relation = shown.result("relation")["text/html"]
+    assert "400 joined rows, 5 features" in relation
+    assert "monospace" in relation
+    assert "weight &lt;kg&gt;" in relation
+    assert "weight <kg>" not in relation
+    assert ">o.returned<" in relation
+    assert "at supplier; cost, kind" in relation
+
+
+def test_a_fit_is_drawn(shown: Shown) -> None:
+    """`plot` shows a picture, whatever backend matplotlib has."""
+    assert shown.result("plot")["image/png"].startswith("iVBORw0KGgo")
 
 
 def test_both_kernels_show_the_same(notebooks: dict[str, Shown]) -> None:

@@ -276,6 +276,33 @@ def test_links_in_the_docs_lead_somewhere(document: Path) -> None:
             assert anchor in anchors(target.read_text(encoding="utf-8")), link
 
 
+def test_readme_fits_a_window_and_shows_pictures() -> None:
+    """No line is longer than 88 characters; there is a picture of what is sent and one of a result, and pip's line."""
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    assert not [line for line in text.splitlines() if len(line) > 88]
+    assert re.findall(r"!\[[^\]]+\]\(([^)]+)\)", text) == ["docs/picture.svg", "docs/profile.png"]
+    assert "`pip install .`" in text
+
+
+def test_the_picture_is_readable_in_the_dark() -> None:
+    """Every colour of the picture has another one for dark pages; it says who the coordinator is and what it learns."""
+    text = (ROOT / "docs" / "picture.svg").read_text(encoding="utf-8")
+    style, drawn = re.findall(r"<style>(.*?)</style>(.*)", text, re.DOTALL)[0]
+    light, _, dark = style.partition("@media (prefers-color-scheme: dark)")
+    names = set(re.findall(r'class="(\w+)"', drawn))
+    assert names <= set(re.findall(r"\.(\w+) {", light)) == set(re.findall(r"\.(\w+) {", dark))
+    assert not re.search(r'(fill|stroke)="', drawn)
+    assert "the analyst's process: the coordinator" in drawn
+    assert "the labels" in drawn
+
+
+def test_tables_of_the_reference_have_no_paragraphs() -> None:
+    """A cell of docs/api.md is at most 300 characters long; what needs more stands below its table."""
+    lines = (ROOT / "docs" / "api.md").read_text(encoding="utf-8").splitlines()
+    cells = [cell.strip() for line in lines if line.startswith("|") for cell in re.split(r"(?<!\\)\|", line)]
+    assert not [cell for cell in cells if len(cell) > 300]
+
+
 def test_every_page_is_in_the_index() -> None:
     """docs/README.md says of every page which question it answers."""
     text = (ROOT / "docs" / "README.md").read_text(encoding="utf-8")

@@ -32,9 +32,11 @@ from tablepuppet.prep.pipelines.fit import foresee, selecting
 from tablepuppet.prep.pipelines.pipeline import DEFAULT, Pipeline
 from tablepuppet.privacy.trial_identity import TrialAuthority
 from tablepuppet.relation import Relation
+from tablepuppet.runs.card import card
 from tablepuppet.runs.default_readers import default_readers
 from tablepuppet.runs.events import Events, Reader
-from tablepuppet.runs.table_view import Records
+from tablepuppet.runs.figures import readable
+from tablepuppet.runs.traffic_view import TrafficRecords
 from tablepuppet.session import FederationSettings, Opening, Session
 from tablepuppet.spelling import attributes_explained, class_checked, names_checked, shows
 from tablepuppet.sql.catalog import Catalog, VerticalTable
@@ -67,6 +69,14 @@ class PartyEntry(msgspec.Struct, forbid_unknown_fields=True):
     def is_remote(self) -> bool:
         """Whether the party is a service elsewhere."""
         return self.url.startswith(("grpc://", "grpc+tls://"))
+
+    @property
+    def place(self) -> str:
+        """Where it is, in words for people; a URL may hold a password, so of one in this process only its kind."""
+        kind, _, rest = self.url.partition("://")
+        if self.is_remote:
+            return f"service at {rest}"
+        return f"{kind}, opened in this process" if kind else "tables of this program"
 
 
 TLS_HELP = "tls takes three files, as tp.Tls(cert='analyst.crt', key='analyst.key', ca='ca.crt') or a dict of these"
@@ -139,8 +149,9 @@ class Federation:
     """Databases of several owners, seen as one catalog of tables.
 
     ``parties`` maps a name to a database URL, or to tables of this program by their names: DataFrames, Arrow tables or
-    dicts of columns, such as ``{"mine": {"orders": frame}}``. ``wire`` is the precision of row vectors on the wire,
-    ``timeout`` the seconds after which a silent party counts as lost, ``on_party_lost`` what happens then.
+    dicts of columns, such as ``{"mine": {"orders": frame}}``. ``wire`` is a precision: whether numbers of
+    rows are sent as float32 or float64. ``timeout`` is the number of seconds after which a silent party counts as lost,
+    ``on_party_lost`` what happens then.
     ``memory_limit`` bounds the bytes of a mapping; by default what is free on this machine. ``tls`` and ``key_file``
     are for parties that are services elsewhere: the certificate to call them with (files ``cert``, ``key`` and ``ca``),
     and the blinding key that databases opened in this process must share with them. With a ``record`` a run goes on
@@ -176,6 +187,8 @@ class Federation:
         self.events = Events([*callbacks, *default_readers(verbose, has_callbacks=bool(callbacks))])
         tables = {name: InMemory(name, given) for name, given in parties.items() if isinstance(given, Mapping)}
         entries = {name: _entry(given) for name, given in parties.items()}
+        self._places = {name: entry.place for name, entry in entries.items()}
+        self._known: Catalog | None = None  # what parties published when they were last asked
         blinding_key = _blinding_key(entries, key_file)
         trial = TrialAuthority()
         here: dict[str, Transport] = {
@@ -249,6 +262,17 @@ class Federation:
     def __repr__(self) -> str:
         return f"<Federation: {', '.join(self.engine.parties)}>"
 
+    def _repr_html_(self) -> str:
+        """What is known already: no party is asked to show it."""
+        facts = {
+            party: place if self._known is None else f"{place}; {self._known.tables_of(party) or 'no table'}"
+            for party, place in self._places.items()
+        }
+        facts["precision"] = f"{self.wire} for numbers of rows on their way (wire)"
+        facts["moved so far"] = readable(self.engine.traffic.bytes)
+        note = "" if self._known is not None else "; fed.catalog() lists their tables"
+        return card(f"Federation of {len(facts) - 2} {'party' if len(facts) == 3 else 'parties'}{note}", facts)
+
     def catalog(self) -> Catalog:
         """Vertical tables, shards, columns, types and row counts, asked anew.
 
@@ -285,7 +309,8 @@ class Federation:
             )
         nonces = {party: reply["nonce"] for party, reply in named.items() if reply.get("nonce")}
         shards = (replace(shard, party=party) for party, reply in named.items() for shard in reply["tables"])
-        return Catalog(shards), Opening(nonces, next(iter(marks)))
+        self._known = Catalog(shards)
+        return self._known, Opening(nonces, next(iter(marks)))
 
     @names_checked
     def sql(
@@ -351,8 +376,10 @@ class Federation:
 
     @property
     def traffic(self) -> list[dict[str, Any]]:
-        """Bytes and messages by party, direction and release, since construction; a notebook shows a table."""
-        return Records(self.engine.traffic.to_list())
+        """Bytes and messages by party, direction and release, since construction; a notebook shows parties beside each
+        other.
+        """
+        return TrafficRecords(self.engine.traffic.to_list())
 
 
 def _check_settings(

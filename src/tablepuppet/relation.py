@@ -45,6 +45,7 @@ from tablepuppet.prep.pipelines.fit import Foresight, fit_encoding, foresee
 from tablepuppet.prep.pipelines.pipeline import DEFAULT, Pipeline
 from tablepuppet.privacy.funds import PartysFunds
 from tablepuppet.privacy.settings import Privacy
+from tablepuppet.runs.card import card
 from tablepuppet.runs.events import Events
 from tablepuppet.session import Session
 from tablepuppet.spelling import attributes_explained, names_checked, shows
@@ -240,6 +241,20 @@ class Relation:
         size = f"{len(self):,} joined rows" if "mapping" in self.__dict__ else "not joined yet"
         label = f", label {self.query.label.name!r}" if self.query.label else ""
         return f"<Relation: {size}, {len(self.columns)} features{label}>"
+
+    def _repr_html_(self) -> str:
+        """What is known already: nobody is asked, and nothing is joined, to show it."""
+        query, tables = self.query, self.plan.tables
+        features = {alias: [c.name for c in query.features if c.alias == alias] for alias in tables}
+        facts = {"label": query.label.qualified if query.label else "none"}
+        facts |= {
+            f"{table.name} {alias}" if table.name != alias else alias: "; ".join(
+                [f"at {', '.join(shard.party for shard in table.shards)}", *filter(None, [", ".join(features[alias])])]
+            )
+            for alias, table in tables.items()
+        }
+        size = f"{len(self):,} joined rows" if "mapping" in self.__dict__ else "not joined yet"
+        return card(f"Relation: {size}, {len(self.columns)} features", facts, query.sql.strip())
 
     def explain(self) -> Explanation:
         """The plan: scans, pushed filters, join keys, sizes, bytes per training round, where to run it."""

@@ -92,6 +92,57 @@ def test_warnings_are_those_deserved(tmp_path: Path) -> None:
     assert "tells the label" in str(found)
 
 
+def test_the_label_is_marked_and_shown_beside_each_column(tmp_path: Path) -> None:
+    """Shares of classes and means are those of the joined rows; warnings lead to the card of their column."""
+    rng, row = np.random.default_rng(1), np.arange(600)
+    orders = {
+        "stars": row % 5, "gift": row % 4 == 0, "price": rng.normal(size=600), "weeks": row % 25,
+        "colour": [("red", "blue")[i % 2] for i in row.tolist()], "one": [3] * 600, "returned": row % 3 == 0,
+    }  # fmt: skip
+    fed = federation(tmp_path, {"store": {"orders": pa.table(orders)}})
+    found = fed.sql("SELECT * FROM orders", label="returned").profile()
+    returned = np.asarray(orders["returned"])
+    stars = found.against["stars"]
+    assert stars.caption == "share of returned = true"
+    assert stars.names == ["0", "1", "2", "3", "4"]
+    shares = [[float(returned[row % 5 == star].mean())] for star in range(5)]
+    np.testing.assert_allclose(stars.values, shares)
+    assert found.against["gift"].names == ["false", "true"]
+    assert sorted(found.against["colour"].names) == ["blue", "red"]
+    price = found.against["price"]
+    assert (price.caption, price.names) == ("mean of price by returned", ["false", "true"])
+    np.testing.assert_allclose(price.values, [[orders["price"][returned == each].mean()] for each in (False, True)])
+    page = found.save(tmp_path / "page.html").read_text(encoding="utf-8")
+    assert page.count('<span class="badge">label</span> returned') == 1
+    links = re.findall(r'href="#([^"]+)"', page)
+    assert len(links) == len(found.warnings) > 0
+    assert set(links) <= set(re.findall(r' id="([^"]+)"', page))
+    by_number = fed.sql("SELECT * FROM orders", label="price").profile().against
+    assert by_number["colour"].caption == "mean of price by colour"
+    assert by_number["returned"].names == ["false", "true"]
+
+
+def test_small_whole_numbers_have_a_bar_each(tmp_path: Path) -> None:
+    """Booleans and whole numbers that lie close together are counted one by one; others are not."""
+    rng = np.random.default_rng(2)
+    for low, high in ((0, 1), (-3, 4), (0, 24), (1990, 2019), (7, 7)):
+        whole = rng.integers(low, high + 1, 400)
+        folder = tmp_path / f"{low} to {high}"
+        folder.mkdir()
+        table = pa.table({"n": whole, "b": whole % 2 == 0, "far": whole * 100, "x": whole * 1.0})
+        relation = federation(folder, {"p": {"t": table}}).sql("SELECT n, b, far, x FROM t")
+        found = relation.profile().histograms
+        counted = found["n"].by_value()
+        assert counted is not None
+        assert {int(n): count for n, count in counted.items()} == {
+            n: np.count_nonzero(whole == n) for n in range(int(whole.min()), int(whole.max()) + 1)
+        }
+        even = {"true": float((whole % 2 == 0).sum()), "false": float((whole % 2 == 1).sum())}
+        assert found["b"].by_value() == {name: count for name, count in even.items() if count}
+        assert found["x"].by_value() is None
+        assert (found["far"].by_value() is None) == (low != high)
+
+
 def test_a_profile_tells_what_policies_allow(tmp_path: Path) -> None:
     """At level aggregate no value and no category's name is on the page; a table that demands noise has no profile."""
     fed = policed(open_party(write_file(tmp_path)))

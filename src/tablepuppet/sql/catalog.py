@@ -110,6 +110,11 @@ class Catalog(TableResult):
         """Names of the vertical tables."""
         return [shards[0].name for shards in self._shards.values()]
 
+    def tables_of(self, party: str) -> str:
+        """The tables of one party, as a list for people."""
+        shards = [shard for shards in self._shards.values() for shard in shards if shard.party == party]
+        return ", ".join(f"{shard.name} ({shard.rows:,} rows)" for shard in shards)
+
     def table(self, name: str, parties: Collection[str | None] = (None,)) -> VerticalTable:
         """The vertical table of that name, over the parties named; None among them stands for all that have it.
 

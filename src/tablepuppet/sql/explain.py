@@ -5,16 +5,15 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from html import escape
 from typing import Any
 
+from tablepuppet.runs.card import preformatted
 from tablepuppet.runs.figures import readable
 from tablepuppet.runs.fitted_text import window_width
 from tablepuppet.sql.plan import Plan, Scan, conjuncts
 from tablepuppet.sql.query import Branch, Comparison, KeyClass, OutputColumn
 
 WIDTH = 118  # letters of a line at most
-_PREFORMATTED = "white-space: pre; overflow-x: auto; line-height: 1.25; color: inherit; background: none; border: none;"
 
 
 @dataclass(frozen=True)
@@ -65,7 +64,7 @@ class Explanation(str):
     __slots__ = ()
 
     def _repr_html_(self) -> str:
-        return f'<pre style="{_PREFORMATTED}">{escape(self)}</pre>'
+        return preformatted(self)
 
     def _repr_pretty_(self, printer: Any, cycle: bool) -> None:
         for number, line in enumerate(self.split("\n")):

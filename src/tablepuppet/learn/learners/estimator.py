@@ -40,7 +40,10 @@ ELSEWHERE = {  # what users of scikit-learn, Keras and torch try
     **dict.fromkeys(("score", "test"), "model.evaluate(relation) gives all metrics"),
     **dict.fromkeys(("fit_predict", "train"), "model.fit(relation), then model.predict(relation)"),
     **dict.fromkeys(("decision_function", "predict_log_proba"), "model.predict_proba(relation) of a classifier"),
-    **dict.fromkeys(("n_iter_", "loss_curve_", "loss_", "history"), "model.history_ has the numbers of each round"),
+    **dict.fromkeys(
+        ("n_iter_", "loss_curve_", "loss_", "history"),
+        "model.history_ has the numbers of each round, model.plot() draws them",
+    ),
     **dict.fromkeys(("feature_names_in_", "feature_names_"), "model.relation_columns_, or rel.columns"),
     **dict.fromkeys(("coefs_", "feature_importances_"), "model.coef_ of a linear model has its parameters by column"),
     **dict.fromkeys(("partial_fit", "warm_start"), "model.fit(relation) learns from all rows anew"),
@@ -64,7 +67,7 @@ def _read_privacy(settings: Any) -> Privacy | None:
 PRIVACY = Kind("a `tp.Privacy` or None", lambda _: True, _write_privacy, _read_privacy)  # `check_supported` tests it
 
 
-@shows("evaluate", "fit", "get_params", "predict", "predict_proba", "save", "set_params", "transform")
+@shows("evaluate", "fit", "get_params", "plot", "predict", "predict_proba", "save", "set_params", "transform")
 @attributes_explained(ELSEWHERE)
 class Estimator(Configured, Fitted, BaseEstimator, ABC):  # type: ignore[misc]
     """Learns from a relation."""

@@ -11,14 +11,18 @@ from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from functools import partial
-from typing import Any, ClassVar, Literal, Self, cast, overload
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self, cast, overload
 
 import numpy as np
 from numpy.typing import NDArray
 
 from tablepuppet.errors import LearnError
 from tablepuppet.learn.learners.estimator import need_relation
+from tablepuppet.learn.learners.history_plot import draw_history
 from tablepuppet.learn.learners.noise_warning import warn_of_noise
+from tablepuppet.learn.learners.not_fitted import check_fitted
+from tablepuppet.learn.learners.picture import check_kind, write
 from tablepuppet.learn.learners.planner import Planner, tables_of
 from tablepuppet.learn.learners.predictions import Predictions, PredictionTable, handed_out
 from tablepuppet.learn.learners.validation import (
@@ -31,7 +35,7 @@ from tablepuppet.learn.learners.validation import (
     check_alike,
     needed_to_hold_out,
 )
-from tablepuppet.learn.learners.watch import Watch
+from tablepuppet.learn.learners.watch import Watch, counted
 from tablepuppet.learn.loss.joined_loss import JoinedLoss
 from tablepuppet.learn.loss.measures import Metrics
 from tablepuppet.learn.private.promise import promised
@@ -49,6 +53,9 @@ from tablepuppet.runs.table_view import Records
 from tablepuppet.spelling import names_checked
 from tablepuppet.sql.query import OutputColumn
 from tablepuppet.wire.engine import Engine
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 Array = NDArray[np.float64]
 SINGLE_PRECISION_TOL = 1e-8  # with float32 on the wire, smaller steps are only rounding errors
@@ -328,6 +335,22 @@ class Learner(Planner):
                 "the model is likely better",
                 epsilon=self.privacy.label_epsilon,
             )  # fmt: skip
+
+    @names_checked
+    def plot(self, path: str | Path | None = None) -> Figure | None:
+        """Draw loss and metric by round, of rows held out too if there were some: into a .png, .svg or .pdf file, or
+        as a figure of matplotlib, which a notebook shows.
+        """
+        check_fitted(self)
+        if path is not None:
+            check_kind(Path(path))
+        best = self.best_round_ if self.best_round_ < len(self.history_) else None
+        title = f"{type(self).__name__}: {self.stopped_} after {counted(len(self.history_))}"
+        figure = draw_history(self.history_, self.metric_name, title, best)
+        if path is None:
+            return figure
+        write(figure, Path(path))
+        return None
 
     def facts(self) -> dict[str, Any]:
         """Facts of the fit to save, such as its history."""

@@ -7,11 +7,10 @@ from numbers import Real
 from pathlib import Path
 from typing import Any
 
-from tablepuppet.errors import LearnError
+from tablepuppet.learn.learners.picture import check_kind, new_figure, write
 from tablepuppet.runs.figures import metric as metric_text
 from tablepuppet.runs.figures import metric_name
 
-KINDS = (".png", ".svg", ".pdf")
 WIDE = 30  # times from the lowest to the highest value: above it, a setting has a logarithmic axis
 BEST, OTHERS = "#c2410c", "#1d4ed8"
 
@@ -20,16 +19,8 @@ def draw(
     rows: Sequence[Mapping[str, Any]], settings: Sequence[str], metric: str, path: Path, constant: float | None
 ) -> None:
     """Write a picture; the first row is the best one. ``constant`` is the metric of a model without features."""
-    if path.suffix.lower() not in KINDS:
-        raise LearnError(f"plot writes {', '.join(KINDS)}; name such a file, not {str(path)!r}")
-    try:
-        from matplotlib.backends.backend_agg import FigureCanvasAgg
-        from matplotlib.figure import Figure
-    except ImportError as error:
-        raise LearnError("plot needs matplotlib: pip install 'tablepuppet[demo]', or matplotlib itself") from error
-
-    figure = Figure(figsize=(4.2 * len(settings) + 0.8, 3.6), layout="constrained")
-    FigureCanvasAgg(figure)
+    check_kind(path)
+    figure = new_figure(4.2 * len(settings) + 0.8, 3.6)
     axes = figure.subplots(1, len(settings), squeeze=False, sharey=True)[0]
     means, spread = [row[f"mean_test_{metric}"] for row in rows], [row[f"std_test_{metric}"] for row in rows]
     for place, (axis, name) in enumerate(zip(axes, settings, strict=True)):
@@ -53,10 +44,7 @@ def draw(
         if not place:
             axis.set_ylabel(f"{metric_name(metric)} on folds not learned from")
     figure.suptitle(f"{len(rows)} settings; the best in orange, bars: deviation over folds", fontsize=10)
-    try:
-        figure.savefig(path, dpi=120)
-    except OSError as error:
-        raise LearnError(f"{str(path)!r} cannot be written ({error.strerror})") from error
+    write(figure, path)
 
 
 def _is_number(values: Sequence[Any]) -> bool:

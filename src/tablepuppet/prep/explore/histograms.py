@@ -111,6 +111,22 @@ class Histogram(TableResult):
         noise = f", each count ± {self.noise:,.3g}; {self.spent}" if self.spent else ""
         return TableView(f"{self.column.name}{noise}", sides, rows)
 
+    def by_value(self) -> dict[str, float] | None:
+        """Joined rows by value, if the column has whole numbers or booleans and no bin holds two of them."""
+        kind = family(self.column.type)
+        if not self.exact or kind not in (Family.INTEGER, Family.BOOLEAN) or not len(self.counts):
+            return None
+        lowest = np.ceil(self.edges[:-1])  # the whole number of a bin, if it has one
+        after = np.append(lowest[1:], np.floor(self.edges[-1]) + 1)
+        if (after - lowest > 1).any():
+            return None
+        some = self.counts > 0
+        values = np.arange(lowest[some].min(), lowest[some].max() + 1) if some.any() else np.zeros(0)
+        counts = np.bincount((lowest[some] - values[:1].sum()).astype(np.int64), self.counts[some], len(values))
+        texts = ["false", "true"] if kind is Family.BOOLEAN else []
+        names = [texts[int(value)] if texts else self.label(value) for value in values.tolist()]
+        return dict(zip(names, counts.tolist(), strict=True))
+
     def label(self, value: float) -> str:
         """A value as it is shown."""
         return shown_value(value, family(self.column.type))

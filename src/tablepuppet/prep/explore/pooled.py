@@ -127,12 +127,14 @@ def label_lines(
 
     ``counts`` are the joined rows by line. A category has its name if the column is public.
     """
-    names = ask_public_names(client, [Coded(each.column, each.blinding, each.digests) for each in lines]).by_column()
+    asked = ask_public_names(client, [Coded(each.column, each.blinding, each.digests) for each in lines])
+    # Digests of one column may be under several secrets, and some of them pooled.
+    names = {id(each.digests): texts for each, texts in zip(asked.coded, asked.read(), strict=True)}
     found = []
     for each, weights in zip(lines, counts, strict=True):
         size = len(each.digests)
         order = np.argsort(-weights[:size], kind="stable").tolist()
-        texts = names.get(each.column.name, [None] * size)
+        texts = names.get(id(each.digests), [None] * size)
         labels = label_categories(each.column, [texts[place] for place in order])
         found.append(([*labels, OTHER], [*order, size]) if each.is_pooled else (labels, order))
     return found

@@ -20,6 +20,7 @@ from tablepuppet.prep.columns.category_names import CategoryNames, Coded, ask_pu
 from tablepuppet.prep.columns.selected import check_without_noise, find_category, is_number, sends_across
 from tablepuppet.prep.columns.sent_columns import SentColumns
 from tablepuppet.prep.columns.statistics import CategoryStatistics, CategorySummary, NumberStatistics
+from tablepuppet.prep.explore.beside_label import Related, beside_label
 from tablepuppet.prep.explore.correlation import ColumnMatrix, correlation
 from tablepuppet.prep.explore.crosstab import Crosstab, count_pairs
 from tablepuppet.prep.explore.describe import describe, is_category
@@ -70,8 +71,11 @@ def profile(client: Client, query: Query, max_categories: int, events: Events) -
     warnings += list(_id_warnings(client, query, rows))
     warnings += list(_duplicate_warnings(query, correlations))
     warnings += list(_category_warnings(counted, max_categories))
-    warnings += list(_label_warnings(client, compared, correlations, max_categories, sent))
-    return Profile(query.sql, joined, description, drawn, bars, correlations, warnings)
+    related = list(_related(client, compared, correlations, max_categories, sent))
+    warnings += list(_label_warnings(related))
+    label = None if query.label is None else query.label.name
+    against = beside_label(client, related)
+    return Profile(query.sql, joined, description, drawn, bars, correlations, warnings, label=label, against=against)
 
 
 def _most_frequent(found: CategorySummary) -> NDArray[np.intp]:
@@ -180,6 +184,13 @@ def _category_warnings(counted: Mapping[str, CategorySummary], most: int) -> Ite
             yield Warned(name, "rare categories", message)
 
 
+def _is_few(column: OutputColumn, rows: Mapping[str, Row]) -> bool:
+    """Whether a column has few whole numbers, or booleans, each of which has a bar."""
+    distinct = rows[column.name]["distinct"]
+    is_whole = family(column.type) in (Family.INTEGER, Family.BOOLEAN)
+    return is_whole and distinct is not None and distinct <= FEW
+
+
 @dataclass(frozen=True)
 class _Compared:
     """A feature and the label, and whether each counts as categories."""
@@ -199,7 +210,7 @@ class _Compared:
         is_few = distinct is not None and distinct <= FEW_CLASSES
         is_class = not is_number(label) or label.name in query.categorical or is_few
         return [
-            cls(column, label, is_category(column, query.categorical), is_class)
+            cls(column, label, is_category(column, query.categorical) or _is_few(column, rows), is_class)
             for column in query.features
             if column.alias == label.alias or sends_across(client.plan, (column.alias, label.alias))
         ]
@@ -218,32 +229,31 @@ class _Compared:
             sent.ask_numbers([each for each in pair if each not in coded])
 
 
-def _label_warnings(
-    client: Client, compared: Sequence[_Compared], correlations: ColumnMatrix | None, most: int, sent: SentColumns
-) -> Iterator[Warned]:
+def _label_warnings(related: Sequence[Related]) -> Iterator[Warned]:
     """Features that predict the label almost perfectly: usually they were made from it, or are known only after it."""
+    for each in related:
+        if each.strength > LEAKS:
+            message = f"{each.measure} with {each.label.name} is {each.strength:.3f}"
+            yield Warned(each.column.name, "tells the label", message)
+
+
+def _related(
+    client: Client, compared: Sequence[_Compared], correlations: ColumnMatrix | None, most: int, sent: SentColumns
+) -> Iterator[Related]:
+    """How each feature and the label depend on each other, from 0 to 1, where it can be known."""
     for each in compared:
+        column, label = each.column.name, each.label.name
         with suppress(PrivacyError, LearnError):  # too many categories, or not allowed: nothing is known then
-            association = _association(client, each, correlations, most, sent)
-            if association is not None and association[1] > LEAKS:
-                message = f"{association[0]} with {each.label.name} is {association[1]:.3f}"
-                yield Warned(each.column.name, "tells the label", message)
-
-
-def _association(
-    client: Client, compared: _Compared, correlations: ColumnMatrix | None, most: int, sent: SentColumns
-) -> tuple[str, float] | None:
-    """(measure, how strongly a feature and the label depend on each other, from 0 to 1); None if not known."""
-    column, label = compared.column.name, compared.label.name
-    if compared.is_category and compared.is_class:
-        counts = count_pairs(client, column, label, most, sent).counts
-        return "Cramér's V", Crosstab((column, label), [], [], counts).cramers_v
-    if compared.is_category or compared.is_class:
-        number, by = (label, column) if compared.is_category else (column, label)
-        return "correlation ratio", _ratio(sums_by_group(client, number, by, most, sent).sums)
-    if correlations is None or not {column, label} <= set(correlations.columns):
-        return None
-    return "correlation", abs(correlations[column, label])
+            if each.is_category and each.is_class:
+                pairs = count_pairs(client, column, label, most, sent)
+                strength = Crosstab((column, label), [], [], pairs.counts).cramers_v
+                yield Related(each.column, each.label, "Cramér's V", strength, pairs)
+            elif each.is_category or each.is_class:
+                number, by = (label, column) if each.is_category else (column, label)
+                groups = sums_by_group(client, number, by, most, sent)
+                yield Related(each.column, each.label, "correlation ratio", _ratio(groups.sums), groups)
+            elif correlations is not None and {column, label} <= set(correlations.columns):
+                yield Related(each.column, each.label, "correlation", abs(correlations[column, label]))
 
 
 def _ratio(sums: NDArray[np.float64]) -> float:

@@ -6,10 +6,11 @@ Input: statistics. Output: a whole page for a file, or a part of one for a noteb
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from html import escape
 from pathlib import Path
 from typing import Any
+from zlib import crc32
 
 import numpy as np
 
@@ -21,18 +22,22 @@ from tablepuppet.prep.explore.noisy_describe import NoisyDescription
 from tablepuppet.prep.explore.statistics_promise import Spent
 from tablepuppet.runs.table_view import ShownAsTable, TableView
 
-WIDTH, HEIGHT = 300, 90  # of a drawing
+WIDTH, HEIGHT, LINE = 300, 90, 16  # of a drawing, and of a line in it
+FEW_VALUES = 12  # that have a line each
 MOST_PAIRS = 40  # columns of a heat map
 FACTS = ("mean", "std", "min", "q25", "median", "q75", "max", "skew", "kurtosis", "distinct", "top", "top_share")
 
+LEGEND = "Bars: joined rows by value, range or category. Line below: values that are there (blue) and missing (red)."
 STYLE = """
 .tp-profile { font: 14px/1.45 system-ui, sans-serif; color: inherit; max-width: 76em; }
 .tp-profile h1 { font-size: 1.5em; margin: 0 0 .3em; } .tp-profile h2 { font-size: 1.15em; margin: 1.6em 0 .6em; }
+.tp-profile pre { font-family: ui-monospace, Menlo, Consolas, 'DejaVu Sans Mono', monospace; }
 .tp-profile pre { white-space: pre-wrap; border-left: 3px solid #8885; padding: .2em .8em; opacity: .8; }
 .tp-profile ul { list-style: none; padding: 0; margin: 0; }
 .tp-profile li { padding: .25em 0; border-top: 1px solid #8883; }
 .tp-profile .kind { display: inline-block; min-width: 9.5em; font-weight: 600; color: #b8560c; }
 .tp-profile .cards { display: grid; grid-template-columns: repeat(auto-fill, minmax(21em, 1fr)); gap: 1em; }
+.tp-profile .cards { margin-top: .6em; }
 .tp-profile .card { border: 1px solid #8885; border-radius: 8px; padding: .7em .9em; break-inside: avoid; }
 .tp-profile .card h3 { font-size: 1em; margin: 0; overflow-wrap: anywhere; }
 .tp-profile .small { opacity: .65; font-size: .88em; }
@@ -44,6 +49,14 @@ STYLE = """
 .tp-profile .bar { fill: #3b7dd8; } .tp-profile svg text { fill: currentColor; font-size: 10px; }
 .tp-profile .missing { height: 5px; background: #3b7dd855; border-radius: 3px; margin-top: .5em; overflow: hidden; }
 .tp-profile .missing i { display: block; height: 100%; background: #d9534f; }
+.tp-profile .label { border: 2px solid #b8560c; }
+.tp-profile .badge { background: #b8560c; color: #fff; border-radius: 4px; padding: 0 .45em; font-size: .8em; }
+.tp-profile .beside { margin-top: .6em; } .tp-profile a { color: inherit; font-weight: bold; }
+.tp-profile .card:target { outline: 3px solid #3b7dd8; }
+.tp-profile .class0 { fill: #d9822b; } .tp-profile .class1 { fill: #3b7dd8; } .tp-profile .class2 { fill: #4f9d69; }
+.tp-profile .class3 { fill: #9b6bd3; } .tp-profile .class4 { fill: #8a8f98; }
+.tp-profile .key { margin-right: 1em; font-size: .88em; white-space: nowrap; }
+.tp-profile .key svg { display: inline-block; width: .8em; margin: 0 .35em 0 0; }
 .tp-profile .heat { overflow-x: auto; } .tp-profile .heat svg { min-width: 30em; max-width: 60em; }
 """
 
@@ -66,6 +79,19 @@ class CategoryBars:
     total: float
 
 
+@dataclass(frozen=True)
+class Against:
+    """A feature beside the label: how strongly the two depend on each other, and a line of numbers by category."""
+
+    measured: str
+    caption: str = ""
+    names: list[str] = field(default_factory=list)
+    values: list[list[float]] = field(default_factory=list)  # shares by class, or one mean
+    texts: list[str] = field(default_factory=list)  # the same in words, if there is one number
+    heads: list[str] = field(default_factory=list)  # classes
+    is_share: bool = False
+
+
 @dataclass(frozen=True, repr=False, eq=False)
 class Profile(ShownAsTable):
     """What there is to know of the joined rows before learning from them.
@@ -83,6 +109,8 @@ class Profile(ShownAsTable):
     warnings: list[Warned]
     note: str = ""
     spent: Spent | None = None
+    label: str | None = None
+    against: dict[str, Against] = field(default_factory=dict)  # features beside the label
 
     def save(self, path: str | Path) -> Path:
         """Write one HTML file that needs nothing else, and return its path."""
@@ -123,8 +151,8 @@ def fragment(found: Profile) -> str:
         f'<div class="small">{len(rows)} columns of {len({row["table"] for row in rows})} tables</div>',
         f"<pre>{_text(found.sql.strip())}</pre>",
         f'<div class="small">{_text(found.note)}</div>' if found.note else "",
-        _warnings(found.warnings),
-        '<h2>Columns</h2><div class="cards">',
+        _warnings(found.warnings, {row["column"]: _anchor(row["column"], found) for row in rows}),
+        f'<h2>Columns</h2><div class="small">{LEGEND}</div><div class="cards">',
         *(_card(row, found) for row in rows),
         "</div>",
         _heat_map(found.correlations),
@@ -136,11 +164,17 @@ def _text(text: str) -> str:
     return escape(without_controls(text) if "\n" not in text else "\n".join(map(without_controls, text.splitlines())))
 
 
-def _warnings(warnings: Sequence[Warned]) -> str:
+def _anchor(column: str, found: Profile) -> str:
+    """The name of a column's card, different from those of other profiles in one notebook."""
+    return f"tp-{crc32(f'{found.sql} {found.joined_rows}'.encode()):x}-{crc32(column.encode()):x}"
+
+
+def _warnings(warnings: Sequence[Warned], anchors: Mapping[str, str]) -> str:
     if not warnings:
         return "<h2>Warnings</h2><div>none</div>"
     lines = (
-        f'<li><span class="kind">{_text(each.kind)}</span> <b>{_text(each.column)}</b> {_text(each.message)}</li>'
+        f'<li><span class="kind">{_text(each.kind)}</span> <a href="#{anchors[each.column]}">{_text(each.column)}</a> '
+        f"{_text(each.message)}</li>"
         for each in warnings
     )
     return f"<h2>{len(warnings)} warnings</h2><ul>{''.join(lines)}</ul>"
@@ -156,13 +190,68 @@ def _card(row: Mapping[str, Any], found: Profile) -> str:
     )
     drawing = ""
     if name in found.histograms and len(found.histograms[name].counts):
-        drawing = _histogram(found.histograms[name])
+        by_value = found.histograms[name].by_value()
+        drawing = _histogram(found.histograms[name]) if by_value is None else _values(by_value)
     elif name in found.categories:
         drawing = _bars(found.categories[name])
     missing = f'<div class="missing" title="{share:.1%} missing"><i style="width: {share:.2%}"></i></div>'
     missing += f'<div class="small">{_text(shown_facts["count"])} values, {_text(shown_facts["missing"])} missing</div>'
-    head = f'<h3>{_text(name)} <span class="small">{_text(row["table"])} · {_text(row["type"])}</span></h3>'
-    return f'<div class="card">{head}{drawing}{missing}<dl>{facts}</dl></div>'
+    is_label = name == found.label
+    badge = '<span class="badge">label</span> ' if is_label else ""
+    head = f'<h3>{badge}{_text(name)} <span class="small">{_text(row["table"])} · {_text(row["type"])}</span></h3>'
+    beside = "" if found.label is None or is_label else _beside(found.against.get(name), found.label)
+    kind = "card label" if is_label else "card"
+    return f'<div class="{kind}" id="{_anchor(name, found)}">{head}{drawing}{missing}<dl>{facts}</dl>{beside}</div>'
+
+
+def _beside(found: Against | None, label: str) -> str:
+    """A feature beside the label: bars of shares or means."""
+    if found is None:
+        return f'<div class="small beside">with {_text(label)}: not known, or withheld by a policy</div>'
+    measured = f"; {_text(found.measured)}" if found.caption and found.measured else _text(found.measured)
+    head = f'<div class="small beside">{_text(found.caption) or f"with {_text(label)}: "}{measured}</div>'
+    if not found.names:
+        return head
+    most = 1.0 if found.is_share else max(max(abs(value) for row in found.values for value in row), 1e-300)
+    parts = []
+    for number, (name, row) in enumerate(zip(found.names, found.values, strict=True)):
+        y, x = number * LINE, 125.0
+        parts.append(f'<text x="0" y="{y + 11}">{_text(_short(name))}</text>')
+        for place, value in enumerate(row):
+            size = 125 * abs(value) / most
+            parts.append(f'<rect class="class{place}" x="{x:.1f}" y="{y + 3}" width="{size:.1f}" height="10"/>')
+            x += size
+        if found.texts:
+            parts.append(f'<text x="{x + 5:.1f}" y="{y + 11}">{_text(found.texts[number])}</text>')
+    legend = "".join(
+        f'<span class="key"><svg viewBox="0 0 10 10"><rect class="class{place}" width="10" height="10"/></svg>'
+        f"{_text(_short(name))}</span>"
+        for place, name in enumerate(found.heads)
+        if len(found.heads) > 1
+    )
+    drawing = f'<svg viewBox="0 0 {WIDTH + 20} {LINE * len(found.names) + 4}" role="img">{"".join(parts)}</svg>'
+    return f"{head}{drawing}<div>{legend}</div>"
+
+
+def _short(name: str) -> str:
+    return name if len(name) <= 17 else f"{name[:16]}…"
+
+
+def _values(found: Mapping[str, float]) -> str:
+    """One bar per value: lines with shares of a few, columns of more."""
+    names, counts = list(found), list(found.values())
+    if len(names) <= FEW_VALUES:
+        return _bars(CategoryBars(names, counts, sum(counts)), "histogram")
+    step, most = WIDTH / len(names), max(counts)
+    every = -(-len(names) // FEW_VALUES)
+    parts = []
+    for number, (name, count) in enumerate(zip(names, counts, strict=True)):
+        x, height = number * step, HEIGHT * count / most
+        place = f'x="{x + step * 0.1:.1f}" y="{HEIGHT - height:.1f}" width="{step * 0.8:.1f}" height="{height:.1f}"'
+        parts.append(f'<rect class="bar" {place}><title>{_text(name)}: {count:,.0f}</title></rect>')
+        if number % every == 0:
+            parts.append(f'<text x="{x + step / 2:.1f}" y="{HEIGHT + 12}" text-anchor="middle">{_text(name)}</text>')
+    return f'<svg viewBox="0 0 {WIDTH} {HEIGHT + 16}" role="img" aria-label="histogram">{"".join(parts)}</svg>'
 
 
 def _histogram(found: Histogram) -> str:
@@ -191,19 +280,19 @@ def _histogram(found: Histogram) -> str:
     return f'<svg viewBox="0 0 {WIDTH} {HEIGHT + 16}" role="img" aria-label="histogram">{"".join(bars)}{labels}</svg>'
 
 
-def _bars(found: CategoryBars) -> str:
+def _bars(found: CategoryBars, kind: str = "categories") -> str:
     """One bar per category, with its share."""
-    line, most = 16, max([*found.counts, 1.0])
+    line, most = LINE, max([*found.counts, 1.0])
     parts = []
     for number, (name, count) in enumerate(zip(found.names, found.counts, strict=True)):
         y, size = number * line, 150 * count / most
-        short = name if len(name) <= 17 else f"{name[:16]}…"
         parts.append(
-            f'<text x="0" y="{y + 11}">{_text(short)}</text>'
+            f'<text x="0" y="{y + 11}">{_text(_short(name))}</text>'
             f'<rect class="bar" x="125" y="{y + 3}" width="{size:.1f}" height="10"/>'
             f'<text x="{130 + size:.1f}" y="{y + 11}">{count / max(found.total, 1.0):.1%}</text>'
         )
-    return f'<svg viewBox="0 0 {WIDTH + 20} {line * len(found.names) + 4}" role="img">{"".join(parts)}</svg>'
+    size_ = f'viewBox="0 0 {WIDTH + 20} {line * len(found.names) + 4}"'
+    return f'<svg {size_} role="img" aria-label="{kind}">{"".join(parts)}</svg>'
 
 
 def _heat_map(found: ColumnMatrix | None) -> str:
@@ -234,4 +323,8 @@ def _heat_map(found: ColumnMatrix | None) -> str:
     more = "" if len(names) == len(found.columns) else f'<div class="small">the first {MOST_PAIRS} columns</div>'
     width, height = left + side + 70, top + side + 8
     drawing = f'<svg viewBox="0 0 {width} {height}" role="img" style="max-width: {width}px">{"".join(cells)}</svg>'
-    return f'<h2>Correlation</h2>{more}<div class="heat">{drawing}</div>'
+    legend = (
+        '<div class="small">Red: both columns are high in the same rows. Blue: one is high where the other is low. '
+        "The stronger the colour, the closer; empty: not known.</div>"
+    )
+    return f'<h2>Correlation</h2>{legend}{more}<div class="heat">{drawing}</div>'

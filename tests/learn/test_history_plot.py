@@ -1,0 +1,58 @@
+"""`model.plot()`: loss and metric by round."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+import tablepuppet as tp
+from tests.relations import federation
+
+
+def relation_of(folder: Path) -> tp.Relation:
+    """Two columns and a label."""
+    rng = np.random.default_rng(0)
+    table = pa.table({"x": rng.normal(size=300), "z": rng.normal(size=300), "y": rng.random(300) < 0.4})
+    return federation(folder, {"p": {"t": table}}).sql("SELECT x, z, y FROM t", label="y")
+
+
+def lines(axis: Any) -> dict[str, list[float]]:
+    """What is drawn by the words of the legend."""
+    return {line.get_label(): list(line.get_ydata()) for line in axis.get_lines()}
+
+
+def test_plot_draws_the_history(tmp_path: Path) -> None:
+    """The lines are the numbers of `history_`, of validation rows too if there are some; `dir` has it."""
+    train, held_out = relation_of(tmp_path).split(test=0.3)
+    model = tp.LogisticRegression(solver="lbfgs")
+    assert "plot" in dir(model)
+    with pytest.raises(tp.LearnError, match="fit"):
+        model.plot()
+    figure: Any = model.fit(train).plot()
+    loss, metric = figure.axes
+    assert (loss.get_ylabel(), metric.get_ylabel()) == ("loss", "accuracy")
+    assert lines(loss) == {"rows learned from": [row["loss"] for row in model.history_]}
+    assert figure._repr_png_().startswith(b"\x89PNG")
+    model.fit(train, validation=held_out)
+    loss, metric = model.plot().axes  # type: ignore[union-attr]
+    assert lines(loss)["rows held out"] == [row["validation_loss"] for row in model.history_]
+    assert lines(metric)["rows held out"] == [row["validation_metric"] for row in model.history_]
+
+
+def test_plot_writes_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A path gets a picture and nothing is returned; other kinds, and no matplotlib, are errors that say what to do."""
+    model = tp.LogisticRegression(solver="lbfgs").fit(relation_of(tmp_path))
+    assert model.plot(tmp_path / "fit.svg") is None
+    assert "<svg" in (tmp_path / "fit.svg").read_text()
+    with pytest.raises(tp.LearnError, match=r"plot writes \.png"):
+        model.plot("fit.txt")
+    with pytest.raises(tp.LearnError, match="cannot be written"):
+        model.plot(tmp_path / "no" / "fit.png")
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    with pytest.raises(tp.LearnError, match="plot needs matplotlib"):
+        model.plot()
