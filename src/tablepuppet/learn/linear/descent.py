@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 
 from tablepuppet.learn.linear.converged import PERFECT, Distance, flatness, promised_decrease
 from tablepuppet.learn.linear.directions import Directions
-from tablepuppet.learn.linear.model import LinearModel
+from tablepuppet.learn.linear.model import LinearModel, rounding_of
 from tablepuppet.learn.linear.plane import Plane, Point
 from tablepuppet.learn.linear.ridge import Curvature
 from tablepuppet.learn.loss.joined_loss import JoinedLoss
@@ -151,8 +151,8 @@ class Descent:
         stuck = not end.weights.any()
         small = distance.is_small(tol) or (stuck and rule is not self._gradient)
         near = rule is self._gradient and (small if model.noise else distance.has_converged(tol))
-        hidden = not distance.is_sound(tol) or (small and not near and rule is self._gradient)
-        self._stale = hidden and not model.is_exact and model.noise is None
+        too_rough = small and not near and rule is self._gradient and not model.is_exact
+        self._stale = model.noise is None and (too_rough or not distance.is_sound(tol))
         # directions of consensus are nearly parallel
         kept = self._memory if not model.disagreement or _is_exact(error, mix, begin.hessian, model.lou.wire) else 0
         if self._stale or (small and rule is not self._gradient):
@@ -198,7 +198,7 @@ class Descent:
         is_asked = promised <= tol * scale and not rough
         flat = flatness(begin.hessian, metric, outputs) if is_asked else 1.0
         weight = float(np.trace(begin.hessian[-outputs:, -outputs:])) / outputs
-        sent = flat * (float(np.finfo(model.lou.wire).eps) / 4) ** 2 * abs(end.loss)  # rounding of gradients
+        sent = flat * rounding_of(model.lou.wire) ** 2 * abs(end.loss)  # of gradients
         return Distance(promised, flat, weight * self._drift**2 + sent, scale)
 
     def _made_exact(self, end: Point) -> Point:
@@ -221,7 +221,7 @@ class Descent:
 def _is_exact(error: float, mix: Array, hessian: Array, wire: str) -> bool:
     """Whether the rounding error of a step is small: if it is a small difference of large steps, it inherits theirs."""
     length = max(float(mix @ hessian[: len(mix), : len(mix)] @ mix), 0.0) ** 0.5
-    return bool(error <= max(DRIFT, 10 * float(np.finfo(wire).eps)) * length)
+    return bool(error <= max(DRIFT, 40 * rounding_of(wire)) * length)
 
 
 def _set_scores(block: Block, column: Column) -> None:

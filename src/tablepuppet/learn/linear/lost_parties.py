@@ -40,7 +40,7 @@ class LostParties:
 
     def instead(self, alias: str, shard: ShardRows) -> dict[str, Any]:
         """The reply used in place of a lost table's direction."""
-        nothing = {"products": None, "left": 0.0, "centre": np.zeros(self.model.outputs)}
+        nothing = {"products": None, "left": 0.0, "magnitude": 0.0, "centre": np.zeros(self.model.outputs)}
         return {"image": self.model.nothing(alias, shard), **nothing}
 
     def ask_missed(self) -> Pending:

@@ -195,8 +195,10 @@ class LinearModel(FederatedModel):
         centres += [ridge.centre(ridge.direction) for ridge in ridges if self.noise is None]
         self.centre = np.zeros(self.outputs) + sum(centres)
         if self.noise is None:
-            precision = float(np.finfo(self.lou.wire).eps) / 4
-            self.rounding = precision * sum(float(np.sqrt(np.mean(np.square(each)))) for each in predictions.values())
+            magnitudes = [float(replies[alias][0]["magnitude"]) for alias in self.alone]
+            magnitudes += [ridge.magnitude(ridge.direction) for ridge in ridges]
+            sent = sum(float(np.sqrt(np.mean(np.square(each)))) for each in predictions.values())
+            self.rounding = rounding_of(self.lou.wire) * sent + rounding_of("float64") * sum(magnitudes)
         if self.noise is not None:  # and nobody is lost, as nothing stands in for noisy directions
             self._bounds = {alias: float(replies[alias][0]["bound"]) for alias in self.alone}
         products = {alias: replies[alias][0]["products"] for alias in self.alone if alias not in self.lost.still}
@@ -276,6 +278,11 @@ class LinearModel(FederatedModel):
         sizes = self.lou.ask("ridge.size", self.alone, model=self.name).read()
         bounds = {alias: LARGE * float(sizes[alias][0]["size"]) for alias in self.alone}
         return bounds | {alias: LARGE * ridge_of(part).size(part.theta) for alias, part in self.shared.items()}
+
+
+def rounding_of(wire: str) -> float:
+    """The root mean square of relative rounding errors of numbers in a precision, about."""
+    return float(np.finfo(wire).eps) / 4
 
 
 def by_column(encoding: Encoding, thetas: Mapping[str, Array]) -> dict[str, Array]:

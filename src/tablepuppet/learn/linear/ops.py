@@ -96,6 +96,7 @@ def start(
         "products": PRODUCTS,
         "bound": SQUARE,
         "left": SQUARE,
+        "magnitude": SQUARE,
         "centre": Numbers((PER_OUTPUT,)),
     },
 )
@@ -133,7 +134,8 @@ def direction(
             bound = ridge.bound(ridge.direction)
             image = noisy_predictions(table, data, LinearRows(), ridge.direction, bound, prediction_noise.multiplier)
         products = ridge.products(part.theta)
-        return {"image": image, "products": products, "bound": bound, "left": ridge.left, "centre": centre}
+        known = {"left": ridge.left, "magnitude": ridge.magnitude(ridge.direction), "centre": centre}
+        return {"image": image, "products": products, "bound": bound, **known}
 
 
 def _check_fit(part: TableParameters, rows: Array, curvature: Curvature, data: EncodedTable) -> None:

@@ -38,6 +38,7 @@ class Ridge:
     means: Array | None  # (width,) means of the columns over joined rows; None: not known
     direction: Array
     scale: Array | None = None  # (width,)
+    sizes: Array | None = None  # (width,) root mean squares of the columns; None: not known
     wide: WideGram | None = None  # the Gram matrix, while its eigenvectors are not needed
     left: float = field(default=0.0, init=False)  # decrease that the gradient promises where nothing is inverted
     steps: list[Array] = field(default_factory=list, init=False)  # the newest first
@@ -133,6 +134,10 @@ class Ridge:
             return np.asarray(gradient / scale)
         return self._scaled(self.vectors @ ((self.vectors.T @ self._scaled(gradient)) / scale))
 
+    def magnitude(self, theta: Array) -> float:
+        """About the size of the summands of T theta: their sum is known to the rounding errors of these."""
+        return 0.0 if self.sizes is None else float(np.linalg.norm(self.sizes @ np.abs(theta)))
+
     def centre(self, theta: Array) -> Array:
         """The mean prediction over joined rows, (outputs,)."""
         return np.atleast_1d(self._centres @ theta)
@@ -178,7 +183,7 @@ def square_curvature(curvature: Curvature, outputs: int) -> Array:
 
 def diagonal_ridge_parameters(means: Array, squares: Array, outputs: int) -> TableParameters:
     """Zero parameters with a diagonal preconditioner: ``squares`` are bounds of the columns' second moments."""
-    return _zeros(len(means), outputs, squares, None, means)
+    return _zeros(len(means), outputs, squares, None, means, sizes=np.sqrt(squares))
 
 
 def ridge_parameters(gram: Array, shares: Array, means: Array, outputs: int, l2: float) -> TableParameters:
@@ -188,8 +193,14 @@ def ridge_parameters(gram: Array, shares: Array, means: Array, outputs: int, l2:
     """
     if len(gram) >= WIDE:
         return wide_ridge_parameters(WideGram.of_matrix(gram, shares), means, outputs)
-    values, vectors, scale = _decomposed(gram - np.outer(shares, shares), l2)
-    return _zeros(len(gram), outputs, values, vectors, means, scale)
+    centred = gram - np.outer(shares, shares)
+    values, vectors, scale = _decomposed(centred, l2)
+    return _zeros(len(gram), outputs, values, vectors, means, scale, _sizes(np.diag(centred), means))
+
+
+def _sizes(variances: Array, means: Array) -> Array:
+    """Root mean squares of columns."""
+    return np.asarray(np.sqrt(np.maximum(variances, 0.0) + means**2))
 
 
 def _decomposed(centred: Array, l2: float) -> tuple[Array, Array, Array | None]:
@@ -213,7 +224,7 @@ def column_scale(variances: Array, l2: float) -> Array | None:
 
 def wide_ridge_parameters(gram: WideGram, means: Array, outputs: int) -> TableParameters:
     """The same for a wide table, whose eigenvectors are computed only if they are needed."""
-    part = _zeros(len(means), outputs, gram.diagonal, None, means)
+    part = _zeros(len(means), outputs, gram.diagonal, None, means, sizes=_sizes(gram.diagonal, means))
     part.remembered(Ridge).wide = gram
     return part
 
@@ -228,8 +239,9 @@ def noisy_ridge_parameters(gram: Array, noise: float, outputs: int) -> TablePara
 
 
 def _zeros(
-    width: int, outputs: int, values: Array, vectors: Array | None, means: Array | None, scale: Array | None = None
-) -> TableParameters:
+    width: int, outputs: int, values: Array, vectors: Array | None, means: Array | None, scale: Array | None = None,
+    sizes: Array | None = None,
+) -> TableParameters:  # fmt: skip
     model = LinearTable(width, outputs)
     theta = model.start(0, "", width)
-    return TableParameters(model, theta, memory=Ridge(values, vectors, means, np.zeros_like(theta), scale))
+    return TableParameters(model, theta, memory=Ridge(values, vectors, means, np.zeros_like(theta), scale, sizes))
