@@ -73,7 +73,11 @@ class TableEntry(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_onl
         Meta(description="parties that may get predictions made with its features; if absent, those of the party"),
     ] = None
     cross_statistics: Annotated[
-        bool, Meta(description="its columns may be sent, one number per row, for statistics across tables")
+        bool,
+        Meta(
+            description="its columns may be sent, one number per row, for statistics across tables, and for splits and "
+            "folds by groups or time"
+        ),
     ] = False
     label_means: Annotated[
         bool,
