@@ -71,7 +71,7 @@ def test_categories_are_compared_with_all_that_were_not_selected(tmp_path: Path)
     model = tp.linalg.steplm(x[:, "kind"], relation.label())
     others = [name for name in x[:, "kind"].columns if name not in model.selected]
     assert len(model.selected) == 1
-    assert f"Categories are compared with {' or '.join(others)}\n" in str(model.summary())
+    assert f"Categories are compared with {' or '.join(others)}" in " ".join(str(model.summary()).split())
     assert "colour" not in str(tp.linalg.steplm(x, relation.label()).summary()).partition("compared with")[2]
 
 

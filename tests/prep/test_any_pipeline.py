@@ -197,7 +197,8 @@ class Frame:
     def Outliers(self, step: Any, name: str, column: Plain) -> None:  # noqa: N802
         values = column.present
         if step.method == "sd":
-            low, high = values.mean() - step.factor * values.std(), values.mean() + step.factor * values.std()
+            reach = step.factor * values.std(ddof=1)
+            low, high = values.mean() - reach, values.mean() + reach
         else:
             first, third = np.quantile(values, [0.25, 0.75])
             low, high = first - step.factor * (third - first), third + step.factor * (third - first)
