@@ -14,6 +14,7 @@ from typer.testing import CliRunner
 
 import tablepuppet as tp
 from tablepuppet.cli.commands import app
+from tablepuppet.prep.explore.histograms import histograms
 from tests.party.policed import CANARY, PIN, open_party, write_file
 from tests.party.policed import federation as policed
 from tests.relations import federation, warnings_of, write_party
@@ -41,11 +42,12 @@ def tables() -> dict[str, dict[str, pa.Table]]:
 
 
 def test_bins_of_whole_numbers(tmp_path: Path) -> None:
-    """They end at halves and have as many different numbers each; one bin per number where these are few."""
+    """In a profile they end at halves and have as many different numbers each, one where these are few."""
     row = np.arange(600)
     orders = pa.table({"few": row % 5 - 2, "many": row % 101, "one": row * 0 + 7, "half": row % 5 / 2})
     relation = federation(tmp_path, {"store": {"orders": orders}}).sql("SELECT * FROM orders")
-    few, many, one = (relation.histogram(name, bins=10) for name in ("few", "many", "one"))
+    found = histograms(relation.client, relation.query.outputs, 10, fits_whole=True)
+    few, many, one = (found[name] for name in ("few", "many", "one"))
     assert few.edges.tolist() == [-2.5, -1.5, -0.5, 0.5, 1.5, 2.5]
     assert few.counts.tolist() == [120.0] * 5
     assert set(np.diff(many.edges)) == {11.0}
@@ -53,7 +55,8 @@ def test_bins_of_whole_numbers(tmp_path: Path) -> None:
     assert len(many.counts) == 10
     np.testing.assert_array_equal(many.counts, np.histogram(row % 101, many.edges)[0])
     assert (one.edges.tolist(), one.counts.tolist()) == ([6.5, 7.5], [600.0])
-    assert len(relation.histogram("half", bins=10).counts) == 10
+    assert len(found["half"].counts) == 10
+    assert relation.histogram("few", bins=10).edges.tolist() == np.histogram(row % 5 - 2, 10)[1].tolist()
 
 
 def test_a_logarithm_is_advised_for_a_right_tail_only(tmp_path: Path) -> None:

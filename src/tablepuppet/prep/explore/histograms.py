@@ -147,15 +147,23 @@ def checked_bins(bins: Any) -> int:
 
 
 def histograms(
-    client: Client, columns: Sequence[OutputColumn], bins: int, numbers: NumberStatistics | None = None
+    client: Client,
+    columns: Sequence[OutputColumn],
+    bins: int,
+    numbers: NumberStatistics | None = None,
+    *,
+    fits_whole: bool = False,
 ) -> dict[str, Histogram]:
-    """By column; ``numbers`` are statistics of the columns, if they were asked for before."""
+    """By column; ``numbers`` are statistics of the columns, if they were asked for before.
+
+    Edges are NumPy's; with ``fits_whole``, those of public whole numbers are at halves, and there may be fewer.
+    """
     bins = checked_bins(bins)
     public = [column for column in columns if is_public(client.plan, column)]
     asked = numbers or NumberStatistics(client, columns)
     cells = Distributions(client, [column for column in columns if column not in public])
     known = asked.read()
-    found = _count(client, [column for column in public if known[column.name].count], known, bins)
+    found = _count(client, [column for column in public if known[column.name].count], known, bins, fits_whole)
     cells.refine(lambda each: np.flatnonzero(each.cells["weights"] * bins > each.total))
     for name, each in cells.read().items():
         found[name] = _of_cells(each, bins, known[name].missing)
@@ -166,13 +174,13 @@ def histograms(
 
 
 def _count(
-    client: Client, columns: Sequence[OutputColumn], known: dict[str, NumberSummary], bins: int
+    client: Client, columns: Sequence[OutputColumn], known: dict[str, NumberSummary], bins: int, fits_whole: bool
 ) -> dict[str, Histogram]:
-    """Counts in equally wide bins between minimum and maximum, of whole numbers between halves (`_edges`)."""
+    """Counts in equally wide bins between minimum and maximum, or around these (`_edges`)."""
     for column in columns:
         if known[column.name].not_finite:
             raise LearnError(f"histogram: column {column.name!r} has NaN or infinite values; filter them in WHERE")
-    edges = {column.name: _edges(column, known[column.name], bins) for column in columns}
+    edges = {column.name: _edges(column, known[column.name], bins, fits_whole) for column in columns}
 
     def ranges(listed: Sequence[OutputColumn]) -> dict[str, Any]:
         lows, highs = (np.array([edges[column.name][end] for column in listed]) for end in (0, -1))
@@ -191,13 +199,17 @@ def _count(
     }
 
 
-def _edges(column: OutputColumn, known: NumberSummary, bins: int) -> NDArray[np.float64]:
-    """Ends of equally wide bins; those of whole numbers are at halves, so that each bin has as many different numbers.
+def _edges(column: OutputColumn, known: NumberSummary, bins: int, fits_whole: bool) -> NDArray[np.float64]:
+    """Ends of equally wide bins. Those that fit whole numbers are at halves: each bin has as many different numbers.
 
     There are at most ``bins`` of these, and one per number where that is enough.
     """
     low, high = known.minimum, known.maximum
-    if family(column.type) is not Family.INTEGER or max(abs(low), abs(high), high - low) >= MOST_WHOLE:
+    if (
+        not fits_whole
+        or family(column.type) is not Family.INTEGER
+        or max(abs(low), abs(high), high - low) >= MOST_WHOLE
+    ):
         return np.asarray(np.histogram_bin_edges(np.array([low, high]), bins))
     numbers = round(high - low) + 1
     width = -(-numbers // bins)

@@ -63,7 +63,7 @@ def profile(client: Client, query: Query, max_categories: int, events: Events) -
     compared = _Compared.all_of(client, query, rows)
     for each in compared:
         each.ask(client, sent)
-    drawn = histograms(client, finite, BINS, known)
+    drawn = histograms(client, finite, BINS, known, fits_whole=True)
     bars = _bars(asked, counted, names)
     varied = [c for c in finite if rows[c.name]["std"] > 0]
     correlations = _correlations(client, varied, events, known, sent)
