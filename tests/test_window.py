@@ -130,7 +130,7 @@ def test_a_search_in_a_pipe(folder: Path) -> None:
     job.write_text(text + "[search]\nfolds = 2\nsettings = { l2 = [1e-6, 1e-1] }\n")
     done = tablepuppet(folder, "train", job.name)
     assert done.returncode == 0, done.stderr
-    found = re.findall(r"^l2 = (\S+), fold (\d): accuracy \d\.\d{4} \((\d) of 4\)$", done.stderr, re.MULTILINE)
+    found = re.findall(r"^l2 = (\S+), fold (\d): accuracy \d\.\d{4} \(.*\((\d) of 4\)$", done.stderr, re.MULTILINE)
     assert sorted(each[:2] for each in found) == [(l2, fold) for l2 in ("0.1", "1e-06") for fold in "01"]
     assert [each[2] for each in found] == list("1234")
     assert "2 settings, by accuracy" in done.stdout

@@ -87,7 +87,10 @@ def test_the_same_as_in_one_process(
     for name, value in near[1].items():
         assert far[1][name] == pytest.approx(value, abs=tolerance)
     assert far[2] == pytest.approx(near[2], abs=tolerance)
-    assert far[3] == pytest.approx(near[3], rel=0.02)
+    if wire == "float64":
+        assert far[3] == pytest.approx(near[3], rel=0.02)
+    else:  # in one process nothing is rounded, and numbers are counted as they are
+        assert far[3] < near[3]
 
 
 def check_same_mapping(far: TableMapping, near: TableMapping) -> None:

@@ -70,6 +70,6 @@ def _notes(error: BaseException | None) -> list[str]:
 
 
 def _say(text: str) -> None:
-    from tablepuppet.cli.output import complain  # loaded by the command, unless it was stopped while it loaded
+    from tablepuppet.cli.complaint import complain  # loaded by the command, unless it was stopped while it loaded
 
     complain(text, "red")

@@ -80,17 +80,6 @@ def print_text(text: str) -> None:
     typer.echo(fitted(text, results_console().width) if sys.stdout.isatty() else text)
 
 
-def complain(text: str, style: str) -> None:
-    """Print a warning or an error on standard error: on a terminal in lines that fit, elsewhere as it is."""
-    from rich.console import Console
-
-    from tablepuppet.runs.fitted_text import fitted
-
-    console, text = Console(stderr=True, highlight=False), without_controls(text)
-    text = fitted(text, console.width) if console.is_terminal else text
-    console.print(text, style=style, markup=False, soft_wrap=True)
-
-
 def _is_one_terminal() -> bool:
     """Whether standard output and standard error are the same terminal."""
     if not (sys.stdout.isatty() and sys.stderr.isatty()):

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from tablepuppet.cli.app import App
-from tablepuppet.cli.output import JsonOption, complain, print_json, print_text, results_console
+from tablepuppet.cli.complaint import complain
+from tablepuppet.cli.output import JsonOption, print_json, print_text, results_console
 
 if TYPE_CHECKING:  # a command loads what it needs
     from collections.abc import Sequence

@@ -8,7 +8,8 @@ from typing import Annotated
 import typer
 
 from tablepuppet.cli.app import App
-from tablepuppet.cli.output import JsonOption, complain, print_json, results_console
+from tablepuppet.cli.complaint import complain
+from tablepuppet.cli.output import JsonOption, print_json, results_console
 from tablepuppet.runs.wide_table import WideTable
 
 privacy = App(help="Show what privacy will cost and how much noise there will be, before a fit.")
