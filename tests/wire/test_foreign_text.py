@@ -14,8 +14,8 @@ from typer.testing import CliRunner
 import tablepuppet as tp
 import tablepuppet.learn.party_ops
 from tablepuppet.cli import output as cli_output
-from tablepuppet.cli import party as cli_party
 from tablepuppet.cli.commands import app
+from tablepuppet.party import category_report
 from tablepuppet.party.category_report import CategoryReport
 from tablepuppet.party.request import Request
 from tablepuppet.party.spec import Linear
@@ -54,7 +54,7 @@ def test_tables_and_events() -> None:
 def test_what_commands_print(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     """The operator's list of kept models, receipts of deliveries, and tables on a terminal."""
     report = CategoryReport(f"a{CONTROLS}", f"m{CONTROLS}", "p", "t", f"c{CONTROLS}", 0, f"n{CONTROLS}")
-    monkeypatch.setattr(cli_party, "category_names", lambda *_: [report])
+    monkeypatch.setattr(category_report, "category_names", lambda *_: [report])
     done = CliRunner().invoke(app, ["party", "names", "party.toml"])
     assert done.exit_code == 0
     assert is_clean(done.stdout)

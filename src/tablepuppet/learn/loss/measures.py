@@ -11,7 +11,6 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.special import expit, softmax
 
 from tablepuppet.errors import LearnError
 from tablepuppet.pieces import over_pieces
@@ -62,6 +61,8 @@ def constant_number(rows: float, spread: float) -> dict[str, float]:
 
 def probabilities(scores: Array) -> Array:
     """(rows, classes): the probability of each class, from log odds, or from one score per class."""
+    from scipy.special import expit, softmax  # parties have the rest of this file, and no SciPy
+
     if scores.ndim == 1:
         probability = expit(scores)
         return np.stack([1 - probability, probability], axis=1)
