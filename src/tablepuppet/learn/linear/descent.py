@@ -164,8 +164,8 @@ class Descent:
         self._before = begin.hessian[-loss.outputs :, -loss.outputs :]
         steady = model.was_steady()
         ended = stuck and rule is self._gradient and not self._stale and not model.disagreement
-        # nearly parallel directions amplify rounding: where even double precision is used up, the gradient goes on
-        self._rule = rule = self._gradient if small or (self._stale and model.is_exact) else rule
+        # nearly parallel directions amplify rounding: where it could hide what is left, the gradient goes on
+        self._rule = rule = self._gradient if small or self._stale else rule
         loss.rows.each(_take_step, directions, None if end.mixed else mix, shift, rule, is_evaluated=end.evaluated)
         directions.keep_step(mix)
         if not kept:
