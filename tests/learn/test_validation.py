@@ -11,6 +11,7 @@ import pyarrow as pa
 import pytest
 
 import tablepuppet as tp
+from tablepuppet.runs.figures import metric
 from tests.learn.materialised import (
     ALL,
     JOIN,
@@ -193,7 +194,7 @@ def test_told_in_events(worlds: Mapping[Any, Any]) -> None:
     assert [event.fields for event in progress] == [event.fields for event in own if event.name == "fit"]
     for event, entry in zip(progress, model.history_, strict=True):
         assert entry.items() <= dict(event.fields).items()
-        assert f"validation loss {entry['validation_loss']:.4f}" in event.message
+        assert f"validation loss {metric('loss', entry['validation_loss'])}" in event.message
     (fitted,) = (event for event in events if event.name == "fitted")
     assert (fitted.fields["stopped"], fitted.fields["best_round"]) == ("early stop", model.best_round_)
     assert "stopped early after" in fitted.message
