@@ -12,7 +12,6 @@ import os
 import secrets
 import signal
 import socket
-import threading
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -35,6 +34,7 @@ from tablepuppet.wire.doorkeeper import Doorkeeper
 from tablepuppet.wire.flight_server import FlightServer, ServerTls
 from tablepuppet.wire.journal import Journal
 from tablepuppet.wire.metrics_page import PATH, MetricsPage
+from tablepuppet.wire.signals import Signals
 
 log = logging.getLogger("tablepuppet.party")
 CHECK = 1.0  # seconds between looks for silent sessions and connections
@@ -74,10 +74,7 @@ def start(settings: PartyFile, metrics: Metrics | None = None) -> FlightServer:
 
 def serve(settings: PartyFile, ready: Callable[[str], None]) -> None:
     """Serve until a signal asks to stop; ``ready`` receives the address once requests are answered."""
-    stop = threading.Event()
-    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-        if number != signal.SIGHUP or signal.getsignal(number) is not signal.SIG_IGN:  # nohup
-            signal.signal(number, lambda *_: stop.set())
+    signals = Signals(signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
     metrics = metrics_of(settings)
     server = start(settings, metrics)
     limits, party = settings.limits, server.desk.party
@@ -89,7 +86,7 @@ def serve(settings: PartyFile, ready: Callable[[str], None]) -> None:
     host = settings.listen.rpartition(":")[0]
     ready(f"{'grpc' if settings.tls is None else 'grpc+tls'}://{host}:{server.port}")
     _notify("READY=1")
-    _watch(server, door, stop)
+    _watch(server, door, signals)
     _notify("STOPPING=1")
     server.desk.stop()
     server.shutdown()
@@ -114,10 +111,10 @@ def _page(settings: PartyFile, metrics: Metrics, door: Doorkeeper) -> MetricsPag
     return page
 
 
-def _watch(server: FlightServer, door: Doorkeeper, stop: threading.Event) -> None:
+def _watch(server: FlightServer, door: Doorkeeper, signals: Signals) -> None:
     """Look after connections and silent sessions until the end, whatever the machine runs out of."""
     failed = ""
-    while not stop.wait(CHECK):
+    while signals.wait(CHECK) is None:
         try:
             door.sweep()
             server.desk.expire()
