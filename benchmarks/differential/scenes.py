@@ -206,6 +206,8 @@ def as_pandas(values: pa.ChunkedArray) -> pd.Series:
         values = values.cast(pa.int32())
     if pa.types.is_boolean(values.type):
         values = values.cast(pa.int8())
+    if pa.types.is_decimal(values.type):
+        values = values.cast(pa.string())  # Arrow's cast to floats misses the nearest one by a bit now and then
     return pd.Series(values.cast(pa.float64()).to_numpy(zero_copy_only=False), dtype=float)
 
 
