@@ -77,11 +77,11 @@ def moments(values: Array) -> dict[str, float]:
         "skew": np.nan,
         "kurtosis": np.nan,
     }
-    if rows > 2:
-        found["skew"] = 0.0 if flat else rows * np.sqrt(np.longdouble(rows - 1)) / (rows - 2) * third / second**1.5
-    if rows > 3:
-        ratio = 0.0 if flat else rows * (rows + 1) * (rows - 1) / ((rows - 2) * (rows - 3)) * fourth / second**2
-        found["kurtosis"] = 0.0 if flat else ratio - 3 * (rows - 1) ** 2 / ((rows - 2) * (rows - 3))
+    if rows > 2 and not flat:
+        found["skew"] = rows * np.sqrt(np.longdouble(rows - 1)) / (rows - 2) * third / second**1.5
+    if rows > 3 and not flat:
+        ratio = rows * (rows + 1) * (rows - 1) / ((rows - 2) * (rows - 3)) * fourth / second**2
+        found["kurtosis"] = ratio - 3 * (rows - 1) ** 2 / ((rows - 2) * (rows - 3))
     return {name: float(value) for name, value in found.items()}
 
 
