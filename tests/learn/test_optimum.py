@@ -180,21 +180,65 @@ def test_polynomial_of_a_price(tmp_path: Path) -> None:
     assert model.evaluate(relation)["r2"] > 0.99
 
 
-@pytest.mark.usefixtures("rounds_as_the_wire")
-def test_nested_categories(tmp_path: Path) -> None:
-    """Nations within regions of another table: predictions are those of the optimum, on a wire of single precision."""
+@pytest.mark.parametrize("solver", ["lbfgs", "admm"])
+def test_nested_categories(tmp_path: Path, solver: str) -> None:
+    """Nations within regions of another table: over services with float32 on the wire, every coefficient is that of the
+    optimum, and so are predictions.
+    """
     rng = np.random.default_rng(2)
-    nation = rng.integers(0, 25, 500)
-    y = rng.normal(size=25)[nation] + rng.normal(size=500)
-    first = {"nation": np.array([f"n{each}" for each in nation]), "y": y}
-    parties, sql = two_tables(first, {"region": np.array([f"r{each // 5}" for each in nation])})
-    relation = federation(tmp_path, parties, wire="float32").sql(sql, label="y")
+    nation = rng.integers(0, 25, 1000)
+    y = rng.normal(size=25)[nation] + rng.normal(size=1000)
+    names, regions = np.array([f"n{each:02}" for each in nation]), np.array([f"r{each // 5}" for each in nation])
+    parties, sql = two_tables({"nation": names, "y": y}, {"region": regions})
     matrix = np.concatenate([np.eye(25)[nation], np.eye(5)[nation // 5]], axis=1)
-    model = tp.LinearRegression(l2=1e-4).fit(relation)
-    at_optimum(model, optimum(matrix, y, 1e-4, None), 1e-9)
     best = ridge(matrix, y, 1e-4)
-    np.testing.assert_allclose(model.predict(relation), best.scores(matrix), atol=1e-5)
-    assert sum(np.square(list(model.coef_.values()))) == pytest.approx(float(best.theta @ best.theta), rel=1e-5)
+    wanted = dict(zip([*np.unique(names), *np.unique(regions)], best.theta, strict=True))
+    urls = {name: write_party(tmp_path, name, tables, "parquet") for name, tables in parties.items()}
+    with served(urls) as servers:
+        relation = calling(servers, wire="float32").sql(sql, label="y")
+        model = tp.LinearRegression(l2=1e-4, solver=solver).fit(relation)
+        found = dict(model.coef_)
+        predicted, categories = model.predict(relation), model.categories_
+    at_optimum(model, optimum(matrix, y, 1e-4, None), 1e-9)
+    np.testing.assert_allclose(np.sort(predicted), np.sort(best.scores(matrix)), atol=1e-5)  # rows are permuted
+    for column, listed in categories.items():
+        for code, name in enumerate(listed):
+            assert float(found[f"{column}={code}"]) == pytest.approx(wanted[name], abs=1e-5), name
+
+
+@pytest.mark.parametrize("solver", ["lbfgs", "admm"])
+@pytest.mark.parametrize("mean", [1e6, 1e9, -1e10])
+def test_label_far_from_zero(tmp_path: Path, mean: float, solver: str) -> None:
+    """A label whose mean is many times its deviation takes as many rounds as around zero, to the same coefficients."""
+    rng = np.random.default_rng(4)
+    one, two, noise = rng.normal(size=(3, 300))
+    far = one - 2 * two + noise + mean
+    models = []
+    for name, y in (("far", far), ("near", far - mean)):
+        parties, sql = two_tables({"one": one, "y": y}, {"two": two})
+        (tmp_path / name).mkdir()
+        models.append(learner(None, solver=solver).fit(federation(tmp_path / name, parties).sql(sql, label="y")))
+    assert [model.converged_ for model in models] == [True, True]
+    assert abs(len(models[0].history_) - len(models[1].history_)) <= 1
+    for column, value in models[1].coef_.items():
+        assert models[0].coef_[column] == pytest.approx(value, rel=1e-6)
+    assert models[0].intercept_ == pytest.approx(models[1].intercept_ + mean, rel=1e-14)
+    assert models[0].history_[-1]["objective"] == pytest.approx(models[1].history_[-1]["objective"], rel=1e-9)
+
+
+def test_label_far_from_zero_along_l2(tmp_path: Path) -> None:
+    """A search over l2, whose folds merge equal rows, scores such a label as it scores one around zero."""
+    rng = np.random.default_rng(5)
+    one, two = rng.integers(0, 4, (2, 400))
+    far = one + two + rng.integers(0, 3, 400) + 1e9
+    scores = []
+    for name, y in (("far", far), ("near", far - 1e9)):
+        parties, sql = two_tables({"one": one, "y": y}, {"two": two})
+        (tmp_path / name).mkdir()
+        relation = federation(tmp_path / name, parties).sql(sql, label="y")
+        found = tp.GridSearch(tp.LinearRegression(), {"l2": [1e-3, 1.0]}, folds=3).fit(relation)
+        scores.append([row["mean_test_rmse"] for row in found.results_])
+    assert scores[0] == pytest.approx(scores[1], rel=1e-6)
 
 
 @pytest.mark.parametrize("within", [True, False])

@@ -151,7 +151,7 @@ class JoinedRows:
         **named: Arguments.kwargs,
     ) -> JoinedRows:
         """The same rows with other labels, computed by block, and with separate columns."""
-        found = JoinedRows(self.mapping, self.outputs, np.empty(len(self)))
+        found = JoinedRows(self.mapping, self.outputs, np.empty(len(self)), self._columns.get(WEIGHTS))
 
         def write(block: Block) -> None:
             found._columns[LABELS][block.part] = work(block, *given, **named)

@@ -22,6 +22,7 @@ from tablepuppet.learn.linear.descent import Descent, Rule
 from tablepuppet.learn.linear.gradient_rule import GradientRule
 from tablepuppet.learn.linear.model import LinearModel, by_column
 from tablepuppet.learn.loss.joined_loss import JoinedLoss
+from tablepuppet.learn.loss.units import around_mean
 from tablepuppet.learn.loss.measures import Metrics
 from tablepuppet.learn.private.descent import solve_by_steps
 from tablepuppet.learn.private.round_promises import StepPromise, SumPromise
@@ -105,14 +106,15 @@ class LinearLearner(SolverLearner):
         assert promise is None or isinstance(promise, SumPromise), "there are two kinds"
         inner = None if isinstance(solver.inner_rounds, str) else Inner(solver.inner_rounds, solver.inner_rho)
         noise = None if promise is None else promise.noise
+        loss, mean = around_mean(loss)
         model = LinearModel(relation.client, loss.rows, self.encoding_, relation.wire, self.l2, inner, noise)
-        report = watch.of(model)
+        report = _with_mean(watch.of(model), mean)
         if isinstance(solver, SGD):
-            return model, self._solve_by_batches(model, loss, report, solver)
+            return model, self._solve_by_batches(model, loss, report, solver) + mean
         gradient = GradientRule(loss)
         descent = Descent(model, loss, self._rule(model, loss, gradient), gradient)
         intercept, self.converged_ = descent.run(self.most_rounds, self._tolerance(), report)
-        return model, intercept
+        return model, intercept + mean
 
     def _tolerance(self) -> float:
         """What a round must gain, as a share of the objective."""
@@ -144,8 +146,8 @@ class LinearLearner(SolverLearner):
         rows, held_out = (
             merged(loss.rows, each.read()) for loss, each in zip((opened.loss, of_test), alike, strict=True)
         )
-        loss = replace(opened.loss, rows=rows)
-        model = LinearModel(opened.relation.client, rows, self.encoding_, relation.wire, self.l2)
+        loss, mean = around_mean(replace(opened.loss, rows=rows))
+        model = LinearModel(opened.relation.client, loss.rows, self.encoding_, relation.wire, self.l2)
         gradient = GradientRule(loss)
         with one_thread():
             descent = Descent(model, loss, gradient, gradient)
@@ -156,12 +158,15 @@ class LinearLearner(SolverLearner):
                 with one_run(f"l2 = {setting_text(l2)}"):
                     watch = Watch(self, opened.relation, loss, None, opened.prepared)
                     with one_thread():
-                        intercept, self.converged_ = descent.run(self.most_rounds, self._tolerance(), watch.of(model))
+                        intercept, self.converged_ = descent.run(
+                            self.most_rounds, self._tolerance(), _with_mean(watch.of(model), mean)
+                        )
+                    intercept = intercept + mean
                     self._close_fit(watch, model, intercept)
                 model.score(test.client, held_out)
                 add_intercept(held_out, intercept, "the fold to measure on")
                 # as in `evaluate`: training rows may be encoded by other numbers
-                train = self.evaluate(relation) if relation.prep.leaves_out else self.measures(rows)
+                train = self.evaluate(relation) if relation.prep.leaves_out else self.measures(loss.rows)
                 yield Measured(l2, train, self.measures(held_out))
         finally:
             rows.drop()
@@ -201,6 +206,11 @@ class LinearLearner(SolverLearner):
         assert self.solver_ == "admm", f"linear learners do not know {self.solver_!r}"
         solver = self.solving
         return SharingRule(loss, len(model.tables), solver.rho if isinstance(solver, ADMM) else "auto")
+
+
+def _with_mean(report: Callable[[Round], bool], mean: float) -> Callable[[Round], bool]:
+    """Report rounds of labels from which their mean was subtracted: the intercept has it."""
+    return lambda done: report(replace(done, intercept=done.intercept + mean))
 
 
 @learner
