@@ -253,3 +253,14 @@ def test_nearly_the_same_columns_without_l2(tmp_path: Path, within: bool) -> Non
     other = np.asarray(parties["b"]["t1"]["other"])
     model = tp.LinearRegression(l2=0.0).fit(relation)
     at_optimum(model, optimum(np.stack([one, two, other], axis=1), y, 0.0, None))
+
+
+def test_nearly_the_same_columns_in_their_own_units(tmp_path: Path) -> None:
+    """Two such columns are told apart beside a column that is a thousand times larger, though nothing is scaled."""
+    rng = np.random.default_rng(3)
+    one, noise, large = rng.normal(size=(3, 300))
+    two, y = one + 1e-5 * noise, one + noise + large + 0.1 * rng.normal(size=300)
+    parties, sql = two_tables({"one": one, "two": two, "large": 900 * large, "y": y}, {"other": rng.normal(size=300)})
+    model = tp.LinearRegression(l2=0.0).fit(federation(tmp_path, parties).sql(sql, label="y", prep=RAW))
+    matrix = np.stack([one, two, 900 * large, np.asarray(parties["b"]["t1"]["other"])], axis=1)
+    at_optimum(model, optimum(matrix, y, 0.0, None))

@@ -211,13 +211,14 @@ def _decomposed(centred: Array, l2: float) -> tuple[Array, Array, Array | None]:
 
 
 def column_scale(variances: Array, l2: float) -> Array | None:
-    """What to divide columns by before their Gram matrix is decomposed; None if their scales are alike.
+    """What to divide columns by before their Gram matrix is decomposed; None if that gains nothing.
 
-    The L2 penalty counts as variance: where it is larger, it decides the step.
+    The L2 penalty counts as variance: where it is larger, it decides the step. If it lifts all eigenvalues above the
+    floor and scales are alike, columns stay as they are: then their eigenvectors are those of the penalty too.
     """
     sizes = variances + l2
     known = sizes[sizes > 0]
-    if not len(known) or known.max() <= SPREAD * known.min():
+    if not len(known) or (known.max() <= SPREAD * known.min() and l2 > FLOOR * known.max()):
         return None
     return np.sqrt(np.where(sizes > 0, sizes, 1.0))
 
