@@ -11,7 +11,7 @@ import pytest
 from numpy.typing import NDArray
 
 import tablepuppet as tp
-from tests.learn.materialised import class_numbers, learner, newton, objective, ridge, shards_of
+from tests.learn.materialised import class_numbers, learner, newton, objective, ridge, shards_of, side_by_side
 from tests.relations import federation, record_wire, round_as_services, write_party
 from tests.wire.services import calling, served
 
@@ -264,3 +264,21 @@ def test_nearly_the_same_columns_in_their_own_units(tmp_path: Path) -> None:
     model = tp.LinearRegression(l2=0.0).fit(federation(tmp_path, parties).sql(sql, label="y", prep=RAW))
     matrix = np.stack([one, two, 900 * large, np.asarray(parties["b"]["t1"]["other"])], axis=1)
     at_optimum(model, optimum(matrix, y, 0.0, None))
+
+
+@pytest.mark.usefixtures("rounds_as_the_wire")
+@pytest.mark.parametrize(("classes", "correlation"), [(None, 0.0), (2, 0.3)])
+def test_double_precision_is_for_the_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, classes: int | None, correlation: float
+) -> None:
+    """On a wire of single precision `admm` takes about as many rounds as `lbfgs`, few of them in double precision."""
+    parties, sql = side_by_side(3, 4, 300, correlation, classes=classes)
+    relation = federation(tmp_path, parties, wire="float32").sql(sql, label="y")
+    rounds = len(learner(classes, solver="lbfgs", l2=1e-4).fit(relation).history_)
+    messages = record_wire(monkeypatch)
+    model = learner(classes, solver="admm", l2=1e-4).fit(relation)
+    asked = [each.request.arguments for each in messages if each.request.op == "ridge.direction"]
+    exact = [arguments for arguments in asked if arguments.get("exact")]
+    assert model.converged_
+    assert len(model.history_) <= 1.5 * rounds
+    assert len(exact) <= len(asked) / 3

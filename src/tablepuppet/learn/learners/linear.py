@@ -22,8 +22,8 @@ from tablepuppet.learn.linear.descent import Descent, Rule
 from tablepuppet.learn.linear.gradient_rule import GradientRule
 from tablepuppet.learn.linear.model import LinearModel, by_column
 from tablepuppet.learn.loss.joined_loss import JoinedLoss
-from tablepuppet.learn.loss.units import around_mean
 from tablepuppet.learn.loss.measures import Metrics
+from tablepuppet.learn.loss.units import around_mean
 from tablepuppet.learn.private.descent import solve_by_steps
 from tablepuppet.learn.private.round_promises import StepPromise, SumPromise
 from tablepuppet.learn.registry import learner

@@ -47,8 +47,12 @@ class Distance:
         return self.promised <= tol * self.scale
 
     def is_sound(self, tol: float) -> bool:
-        """Whether rounding hides next to nothing."""
-        return self.noise <= 0.1 * max(ACCURACY, tol) * self.scale
+        """Whether rounding hides next to nothing: a tenth of what may be left, ten times that far from the optimum.
+
+        More would show in the objective: its error is of the order of the root.
+        """
+        far = min(ACCURACY * self.scale, 0.1 * self.promised)
+        return self.noise <= max(0.1 * max(ACCURACY, tol) * self.scale, far)
 
     def has_converged(self, tol: float) -> bool:
         """Whether the optimum is as near as can be asked for: the test of all full-batch solvers."""

@@ -37,6 +37,7 @@ Array = NDArray[np.float64]
 DRIFT = 1e-8  # relative rounding error of X d above which all stored directions are dropped
 LEAST_GAIN = 1e-13  # share of the objective: a step that gains less is not taken while consensus goes on
 SINGLE_TOL = 1e-13  # tolerance while values are of single precision: enough for `ACCURACY`
+HANDOVER = 1e-8  # share of the objective: where another rule promises less, the gradient's needs fewer rounds
 LEAST_MEMORY, MOST_MEMORY = 5, 200  # earlier steps in the plane
 PLANE_SIZE = 32_000_000  # numbers that X d of these steps may take; beyond it, fewer steps are kept
 
@@ -149,13 +150,14 @@ class Descent:
         metric = self._metric_of(begin.slope, model.l2 * products[:-1, :-1])
         distance = self._distance(begin, end, curvature, metric, tol)
         stuck = not end.weights.any()
-        small = distance.is_small(tol) or (stuck and rule is not self._gradient)
-        near = rule is self._gradient and (small if model.noise else distance.has_converged(tol))
-        too_rough = small and not near and rule is self._gradient and not model.is_exact
+        is_last = rule is self._gradient
+        small = distance.is_small(tol) if is_last else stuck or distance.is_small(max(tol, HANDOVER))
+        near = is_last and (small if model.noise else distance.has_converged(tol))
+        too_rough = small and not near and is_last and not model.is_exact
         self._stale = model.noise is None and (too_rough or not distance.is_sound(tol))
         # directions of consensus are nearly parallel
         kept = self._memory if not model.disagreement or _is_exact(error, mix, begin.hessian, model.lou.wire) else 0
-        if self._stale or (small and rule is not self._gradient):
+        if self._stale or (small and not is_last):
             kept = 0  # X d of these steps is rounded too; nor are steps without gain worth keeping
         kept = min(kept, 1) if changed else kept
         model.advance(mix, kept)
@@ -163,7 +165,7 @@ class Descent:
         self.intercept = self.intercept + shift - mix @ centres
         self._before = begin.hessian[-loss.outputs :, -loss.outputs :]
         steady = model.was_steady()
-        ended = stuck and rule is self._gradient and not self._stale and not model.disagreement
+        ended = stuck and is_last and not self._stale and not model.disagreement
         # nearly parallel directions amplify rounding: where it could hide what is left, the gradient goes on
         self._rule = rule = self._gradient if small or self._stale else rule
         loss.rows.each(_take_step, directions, None if end.mixed else mix, shift, rule, is_evaluated=end.evaluated)
