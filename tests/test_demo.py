@@ -75,7 +75,7 @@ def test_demo_with_parties(small: Path) -> None:
     shown = json.loads(done.stdout)
     federated, centralised = (shown["results"][name] for name in ("federated", "centralised"))
     assert federated["log_loss"] == pytest.approx(centralised["log_loss"], rel=0.05)  # rare categories are not told
-    assert federated["bytes_moved"] < 1.5 * centralised["bytes_moved"]  # of a few days; of the whole year far fewer
+    assert federated["bytes_moved"] < centralised["bytes_moved"]  # of a few days; of the whole year far fewer
     assert {row["min"] for row in shown["describe"]} == {None}  # no value of a row: columns are not public
     for name in OWNERS:
         lines = [json.loads(line) for line in (small / "demo/services" / name / "audit.jsonl").read_text().splitlines()]

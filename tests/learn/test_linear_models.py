@@ -25,10 +25,11 @@ from tests.learn.materialised import (
     predictions,
     shards_of,
     shop,
+    side_by_side,
     solved,
     theta_of,
 )
-from tests.relations import federation
+from tests.relations import federation, record_wire
 
 TASKS: dict[str, int | None] = {"paid": None, "returned": 2, "grade": 4}
 EVERY_SOLVER = ["auto", "admm"]  # "lbfgs" is what "auto" picks
@@ -246,3 +247,16 @@ def test_random_relations(
     assert model.history_[-1]["objective"] == pytest.approx(value, rel=1e-6, abs=1e-9)
     wanted: Array = expected(best, table.matrix, classes)
     np.testing.assert_allclose(predictions(model, relation), wanted, rtol=0, atol=1e-6)
+
+
+def test_inner_products_are_sent_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """However many steps a table stores, it returns inner products of direction, last step and parameters only."""
+    parties, sql = side_by_side(3, 4, 200, 0.9, classes=2)
+    relation = federation(tmp_path, parties).sql(sql, label="y")
+    messages = record_wire(monkeypatch)
+    model = tp.LogisticRegression().fit(relation)
+    replies = [each.reply for each in messages if each.request.op == "ridge.direction"]
+    shapes = [reply["products"].shape for reply in replies if reply is not None]
+    assert len(model.history_) > 5
+    assert {rows for rows, _ in shapes} == {2, 3}  # two before the first step
+    assert max(columns for _, columns in shapes) == len(model.history_) + 1

@@ -155,18 +155,25 @@ class Words:
 
 @dataclass(frozen=True)
 class Products:
-    """Inner products of some vectors with each other, two or more: none is larger than lengths allow."""
+    """Inner products of some vectors, two or more, with each other: none is larger than lengths allow.
+
+    Before the last of them may be others, at most as many as the argument ``known`` says: columns, but not rows.
+    """
+
+    known: str = ""
 
     def check(self, value: Any, asked: Asked, reply: Mapping[str, Any]) -> None:
         """Raise `Wrong` or `NotFinite` unless it is such an array."""
         Numbers((ANY, ANY), size=LARGEST_SQUARE).check(value, asked, reply)
-        if not 2 <= len(value) == value.shape[1]:
+        most = int(asked.arguments.get(self.known, 0)) if self.known else 0
+        if len(value) < 2 or not 0 <= value.shape[1] - len(value) <= most:
             raise Wrong(f"has shape {value.shape}, which inner products have not")
-        squares = np.diag(value).astype(np.float64)
+        own = np.delete(value, np.s_[len(value) - 1 : -1], axis=1).astype(np.float64)
+        squares = np.diag(own)
         if (squares < 0).any():
             raise Wrong("has squares below 0")
         lengths = np.sqrt(squares)
-        if (np.abs(value) > np.outer(lengths, lengths) * (1 + 1e-6) + 1e-300).any():
+        if (np.abs(own) > np.outer(lengths, lengths) * (1 + 1e-6) + 1e-300).any():
             raise Wrong("has inner products that no vectors have")
 
 

@@ -35,7 +35,7 @@ class LostParties:
         self.changed = False  # whether a party was lost or returned in this round
         self._since: dict[ShardKey, Array] = {}  # shards that are lost: the parameters that their predictions are of
         self._missed: dict[str, Array] = {}  # what the scores of returned shards lack, by base rows
-        self._products: dict[str, Array] = {}
+        self._products: dict[str, Array] = {}  # by table with one shard, of the last round in which it was there
         self._squares: dict[str, float] = {}
 
     def instead(self, alias: str, shard: ShardRows) -> dict[str, Any]:
@@ -53,8 +53,8 @@ class LostParties:
 
         return model.lou.client.ask("model.apply", arguments, self.instead)
 
-    def learn(self, directions: Pending, predictions: Pending, missed: Pending) -> None:
-        """Find out from the replies of a round which parties are lost."""
+    def learn(self, directions: Pending, predictions: Pending, missed: Pending, steps: int) -> None:
+        """Find out from the replies of a round which parties are lost; tables store ``steps`` steps."""
         model, before = self.model, (self.still, set(self._since))
         self.still = {alias for alias in model.alone if any(directions.missed(alias))}
         self._missed, replies, late_replies = {}, directions.read(), missed.read()
@@ -69,7 +69,12 @@ class LostParties:
                     del self._since[place]
                     self._add(alias, shard, late_prediction)
         self.changed = before != (self.still, set(self._since))
-        self._products |= {a: replies[a][0]["products"] for a in model.alone if a not in self.still}
+        found = {a: replies[a][0]["products"] for a in model.alone if a not in self.still}
+        if self.changed:  # tables no longer store the same steps
+            self._products |= {alias: each[np.ix_([0, -1], [0, -1])] for alias, each in found.items()}
+        else:
+            model.check_products(found, steps + 2)
+            self._products |= {alias: _with_earlier(each, self._products.get(alias)) for alias, each in found.items()}
 
     def _add(self, alias: str, shard: ShardRows, prediction: Array) -> None:
         if alias not in self._missed:
@@ -85,14 +90,11 @@ class LostParties:
         elif self._missed:
             model.loj.add(self._missed)
 
-    def total(self, by_table: dict[str, Array], shared: list[Array], steps: int) -> Array:
+    def total(self, shared: list[Array], steps: int) -> Array:
         """Inner products over all tables; of lost tables only those of the parameters count."""
-        products = [*by_table.values(), *shared]
-        if self.changed:  # tables no longer store the same steps
-            ends = np.ix_([0, -1], [0, -1])
-            products, steps = [each[ends] for each in products], 0
-        else:
-            self.model.check_products(by_table, steps + 2)
+        if self.changed:
+            shared, steps = [each[np.ix_([0, -1], [0, -1])] for each in shared], 0
+        products = [*(each for alias, each in self._products.items() if alias not in self.still), *shared]
         found = np.sum([np.zeros((steps + 2, steps + 2)), *products], axis=0)
         found[-1, -1] += sum(self._squares.get(alias, 0.0) for alias in self.still)
         return np.asarray(found)
@@ -103,3 +105,19 @@ class LostParties:
             whole = np.zeros(len(self._products[alias]))
             whole[: len(mix)], whole[-1] = mix, 1.0
             self._squares[alias] = float(whole @ self._products[alias] @ whole)
+
+
+def _with_earlier(products: Array, before: Array | None) -> Array:
+    """All inner products of direction, steps and parameters.
+
+    Those of the oldest steps with each other were returned one round before, when each was one place earlier.
+    """
+    rows, size = products.shape
+    if rows == size:
+        return products
+    assert before is not None, "steps are known from a round before"
+    found = np.empty((size, size))
+    own, old = np.append(np.arange(rows - 1), size - 1), np.s_[rows - 1 : size - 1]
+    found[own], found[:, own] = products, products.T
+    found[old, old] = before[rows - 2 : size - 2, rows - 2 : size - 2]
+    return found

@@ -188,7 +188,7 @@ class LinearModel(FederatedModel):
         moved, missed = self._ask_shared(), self.lost.ask_missed()
         predictions, replies = self.joined(moved.read(), self.together), turned.read()
         predictions |= self.joined(replies, self.alone)
-        self.lost.learn(turned, moved, missed)
+        self.lost.learn(turned, moved, missed, self._steps)
         ridges = [ridge_of(part) for part in self.shared.values()]
         self.left = sum(float(replies[a][0]["left"]) for a in self.alone) + sum(ridge.left for ridge in ridges)
         centres = [replies[alias][0]["centre"] for alias in self.alone]
@@ -201,10 +201,9 @@ class LinearModel(FederatedModel):
             self.rounding = rounding_of(self.lou.wire) * sent + rounding_of("float64") * sum(magnitudes)
         if self.noise is not None:  # and nobody is lost, as nothing stands in for noisy directions
             self._bounds = {alias: float(replies[alias][0]["bound"]) for alias in self.alone}
-        products = {alias: replies[alias][0]["products"] for alias in self.alone if alias not in self.lost.still}
         shared = [ridge_of(part).products(part.theta) for part in self.shared.values()]
         self.loj.gather(predictions, into)
-        return self.lost.total(products, shared, self._steps)
+        return self.lost.total(shared, self._steps)
 
     def _ask_directions(self, rows: Mapping[str, Floats], curvature: Curvature) -> Pending:
         """Ask tables with one shard."""
@@ -216,7 +215,7 @@ class LinearModel(FederatedModel):
             arguments = {a: {"noise": noise.of_sums(self.rows(a)), **images} for a in self.alone}
         return self.lou.ask(
             "ridge.direction", self.alone, rows, arguments, self.lost.instead if noise is None else None,
-            l2=self.l2, curvature=curvature, **self.at_party, **self.precision,
+            l2=self.l2, curvature=curvature, known=max(self._steps - 1, 0), **self.at_party, **self.precision,
         )  # fmt: skip
 
     def _ask_shared(self) -> Pending:

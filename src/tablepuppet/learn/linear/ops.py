@@ -50,7 +50,7 @@ from tablepuppet.party.arguments import List, NotNegative, Positive, SomeOrNone
 from tablepuppet.party.local_table import LocalTable
 from tablepuppet.party.ops import Values, op
 from tablepuppet.party.release import Release
-from tablepuppet.party.returns import IMAGE, PER_OUTPUT, PRODUCTS, SQUARE, Numbers
+from tablepuppet.party.returns import IMAGE, PER_OUTPUT, SQUARE, Numbers, Products
 from tablepuppet.party.spec import Linear
 from tablepuppet.prep.encode.encode import encoded, encoded_for_noise
 from tablepuppet.prep.encode.encoded_table import EncodedTable
@@ -93,7 +93,7 @@ def start(
     private=("noise", "prediction_noise"),
     returns={
         "image": IMAGE,
-        "products": PRODUCTS,
+        "products": Products(known="known"),
         "bound": SQUARE,
         "left": SQUARE,
         "magnitude": SQUARE,
@@ -103,8 +103,11 @@ def start(
 def direction(
     table: LocalTable, view: str, encoding: str, model: str, rows: Array, l2: NotNegative, curvature: Curvature,
     noise: SumNoise | None = None, prediction_noise: PredictionNoise | None = None, exact: bool = False,
+    known: SomeOrNone = 0,
 ) -> Values:  # fmt: skip
     """T p for a new direction p, its inner products with stored steps and parameters, and the bound of noisy T p.
+
+    Inner products of the ``known`` oldest steps with each other are left out.
 
     ``noise`` is for the gradient; T p has noise only if ``prediction_noise`` is given too. Without noise, T p is that
     of centred columns, ``centre`` is the mean that was subtracted, and if it is ``exact``, it is not rounded.
@@ -133,9 +136,9 @@ def direction(
         else:
             bound = ridge.bound(ridge.direction)
             image = noisy_predictions(table, data, LinearRows(), ridge.direction, bound, prediction_noise.multiplier)
-        products = ridge.products(part.theta)
-        known = {"left": ridge.left, "magnitude": ridge.magnitude(ridge.direction), "centre": centre}
-        return {"image": image, "products": products, "bound": bound, **known}
+        products = ridge.products(part.theta, known)
+        facts = {"left": ridge.left, "magnitude": ridge.magnitude(ridge.direction), "centre": centre}
+        return {"image": image, "products": products, "bound": bound, **facts}
 
 
 def _check_fit(part: TableParameters, rows: Array, curvature: Curvature, data: EncodedTable) -> None:

@@ -99,10 +99,14 @@ class Ridge:
         self.steps = [step, *self.steps][:memory]
         return theta + step
 
-    def products(self, theta: Array) -> Array:
-        """Inner products of direction, steps and parameters: all that the L2 penalty needs."""
+    def products(self, theta: Array, known: int = 0) -> Array:
+        """Inner products of direction, steps and parameters: all that the L2 penalty needs.
+
+        The ``known`` oldest steps are columns, but not rows: their products with each other were returned before.
+        """
         vectors = np.stack([v.ravel() for v in (self.direction, *self.steps, theta)])
-        return vectors @ vectors.T
+        oldest = max(len(self.steps) - known, 0) + 1
+        return np.delete(vectors, np.s_[oldest:-1], axis=0) @ vectors.T
 
     def descended(
         self, theta: Array, sums: Array, total: Array, lr: float, momentum: float, l2: float, curvature: float,

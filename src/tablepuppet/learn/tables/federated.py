@@ -74,11 +74,11 @@ class FederatedModel(Holders):
         """PartyError unless each table, by alias, returned the inner products of ``size`` stored vectors."""
         client = self.lou.client
         for alias, products in by_table.items():
-            if len(products) != size:
+            if products.shape[1] != size:
                 raise PartyError(
                     f"party {client.shards(alias)[0].party!r}, table {client.plan.tables[alias].name!r}: it returns "
-                    f"inner products of {len(products)} vectors, not of {size}; ask its operator, and whether it runs "
-                    "the same version"
+                    f"inner products of {products.shape[1]} vectors, not of {size}; ask its operator, and whether it "
+                    "runs the same version"
                 )
 
     # Predictions.
