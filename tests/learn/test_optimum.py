@@ -196,7 +196,7 @@ def test_nested_categories(tmp_path: Path, solver: str) -> None:
     urls = {name: write_party(tmp_path, name, tables, "parquet") for name, tables in parties.items()}
     with served(urls) as servers:
         relation = calling(servers, wire="float32").sql(sql, label="y")
-        model = tp.LinearRegression(l2=1e-4, solver=solver).fit(relation)
+        model = learner(None, l2=1e-4, solver=solver).fit(relation)
         found = dict(model.coef_)
         predicted, categories = model.predict(relation), model.categories_
     at_optimum(model, optimum(matrix, y, 1e-4, None), 1e-9)
