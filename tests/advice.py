@@ -30,9 +30,8 @@ AGAIN = re.compile(
     r"|start (?:a new run|the run again)|run the query again|check [^;]*)",
     re.IGNORECASE,
 )
-ADVICE = re.compile(
-    rf"(?:[;:,.!?)]|\bor|\band)\s(?:or |and |then |else )?(?:{VERBS.replace(' ', '|')})\b", re.IGNORECASE
-)
+_VERB = f"(?:{VERBS.replace(' ', '|')})"
+ADVICE = re.compile(rf"^{_VERB}\s\S+\s|(?i:(?:[;:,.!?)]|\bor|\band)\s(?:or |and |then |else )?{_VERB}\b)")
 
 
 @dataclass(frozen=True)

@@ -29,7 +29,7 @@ class Shop:
                 "day": (pd.Timestamp("2024-01-01") + pd.to_timedelta(number % 40, unit="D")).date,
                 "city": np.array(["Bonn", "Paris", "Rome"])[number % 3],
                 "note": [f"note {each}" for each in number],
-                "odd": np.where(number == 7, np.nan, draw.normal(size=120)),
+                "odd": np.where(number == 7, np.inf, draw.normal(size=120)),
                 "gap": pd.array(np.where(number % 4 == 0, np.nan, number / 2), "Float64"),
                 "same": 1.0,
                 "huge": draw.normal(size=120) * 1e200,
