@@ -435,8 +435,10 @@ def test_what_is_advised_returns_what_was_asked_for(shop: Shop, case: Advice) ->
     case.follow(shop)
 
 
-SHARDS = "needs tables of three shards with secure sums: tests/algebra/test_matrix.py"
+SHARDS = "needs tables of three shards with secure sums"
 OTHERS = {
+    "give an offset that leaves": "a part of another text, which advises nothing else",
+    "predict takes a relation or its matrix": "says what it takes",
     "transform columns in SELECT, or call rel.matrix() without secure_sum": SHARDS,
     "use columns of categories only, or tp.linalg.multilogreg": SHARDS,
     "a Gram matrix of two such tables is not to be had": SHARDS,
