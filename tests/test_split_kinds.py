@@ -153,7 +153,7 @@ def test_a_time_that_is_missing_is_an_error(tmp_path: Path) -> None:
     """A row without a time is on neither side: the error says how many, and what to add."""
     table = pa.table({"day": [START, None, START], "x": [1.0, 2.0, 3.0]})
     relation = federation(tmp_path, {"p0": {"t": table}}).sql("SELECT day, x FROM t", label="x")
-    with pytest.raises(tp.LearnError, match="no value in 1 rows; add WHERE day IS NOT NULL"):
+    with pytest.raises(tp.LearnError, match=r"no value in 1 rows; add WHERE t\.day IS NOT NULL"):
         relation.split(after=START, by="day")
 
 

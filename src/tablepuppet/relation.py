@@ -71,7 +71,7 @@ ELSEWHERE = {  # what users of pandas try
     "corr": "write rel.correlation()",
     "cov": "write rel.covariance()",
     "groupby": "write rel.group_means(column, by)",
-    "value_counts": "write rel.crosstab(a, b), or rel.describe()",
+    "value_counts": "write rel.crosstab(column, another), whose sums they are",
     "median": "write rel.quantile(0.5)",
     "hist": "write rel.histogram(column)",
 }

@@ -18,7 +18,9 @@ Result = TypeVar("Result")
 Class = TypeVar("Class", bound=type)
 MOST_MEANT, LEAST_PART = 3, 4
 ELSEWHERE = {
-    **dict.fromkeys(("max_iter", "epochs", "n_epochs", "n_iter", "num_epochs"), "rounds"),
+    **dict.fromkeys(("max_iter", "epochs", "n_epochs", "num_epochs"), "rounds"),
+    "n_iter": "candidates",
+    "param_distributions": "settings",
     **dict.fromkeys(("C", "alpha", "weight_decay", "reg_lambda"), "l2"),
     **dict.fromkeys(("learning_rate", "learning_rate_init", "eta0"), "lr"),
     **dict.fromkeys(("random_state", "random_seed"), "seed"),

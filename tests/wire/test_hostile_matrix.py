@@ -94,7 +94,7 @@ def test_functions_of_few_rows_are_refused(tmp_path: Path) -> None:
     above = [("greater", 0, -1), ("where", 1, 0)]
     with pytest.raises(tp.PrivacyError, match="policy rule min_rows"):
         attacker.run("s", "matrix.apply", **one, steps=above, constants=np.array([[1000.0]]))
-    attacker.run("s", "matrix.apply", **one, steps=above, constants=np.array([[10.0]]))
+    attacker.run("s", "matrix.apply", **one, steps=above, constants=np.array([[40.0]]))
     assert attacker.run("s", "matrix.column_sums", view="v", encoding="f")["sums"].shape == (1,)
 
 
@@ -111,8 +111,32 @@ def test_functions_that_few_rows_differ_by_are_refused(tmp_path: Path, often: in
     above = [("greater", 0, -1), ("where", 1, 0), ("add", 2, -2)]
     with pytest.raises(tp.PrivacyError, match="policy rule min_rows"):
         attacker.run("s", "matrix.apply", **one, steps=above, constants=np.array([[1000.0], [1.0]]))
-    for constants in ([[10.0], [1.0]], [[1e6], [1.0]]):  # many rows differ, or none
+    for constants in ([[40.0], [1.0]], [[1e6], [1.0]]):  # many rows differ, or none
         attacker.run("s", "matrix.apply", **one, steps=above, constants=np.array(constants))
+
+
+SCALED, ABOVE = ("multiply", 0, -2), ("greater", 0, -1)
+
+
+@pytest.mark.parametrize(
+    "steps",
+    [
+        [ABOVE, ("where", 1, 0), SCALED, ("add", 2, 3)],
+        [SCALED, ABOVE, ("add", 1, 2)],
+        [("maximum", 0, -1), SCALED, ("add", 1, 2)],
+        [("subtract", 0, -1), ("multiply", 1, -3), ("tanh", 2, 0), SCALED, ("add", 3, 4)],
+        [("divide", 0, -1), ("floor", 1, 0), SCALED, ("add", 2, 3)],
+        [("subtract", 0, -1), ("log", 1, 0), ("equal", 2, 2), ("where", 3, 0), SCALED, ("add", 4, 5)],
+        [("equal", 0, 0), ABOVE, ("subtract", 1, 2), SCALED, ("add", 3, 4)],
+    ],
+)
+def test_a_small_multiple_of_the_column_hides_no_threshold(tmp_path: Path, steps: list[Any]) -> None:
+    """With x / 10^12 added every row has a number of its own; which rows were above the threshold, few, is refused."""
+    attacker = opened(tmp_path, table="matrix = true\nmin_rows = 10")
+    one: dict[str, Any] = {**VIEW, "into": "f", "numbers": np.zeros(1, np.int64), "groups": NONE}
+    with pytest.raises(tp.PrivacyError, match="policy rule min_rows"):
+        attacker.run("s", "matrix.apply", **one, steps=steps, constants=np.array([[1000.0], [1e-12], [1e9]]))
+    attacker.run("s", "matrix.apply", **one, steps=steps, constants=np.array([[40.0], [1e-12], [1e-3]]))
 
 
 FILL = {"kind": "fill", "column": "amount", "value": 0.0}

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 import threading
+import time
 import tracemalloc
 from contextlib import ExitStack, suppress
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import msgspec
@@ -15,6 +18,7 @@ import pytest
 
 import tablepuppet as tp
 import tablepuppet.learn.party_ops
+from tablepuppet.party import allowance, grant
 from tablepuppet.party.request import Request
 from tablepuppet.party.service import Party
 from tablepuppet.party.spec import Linear
@@ -213,8 +217,19 @@ def test_few_long_expressions_are_remembered(tmp_path: Path, monkeypatch: pytest
     assert not any(text.endswith(" 0)") for text in kept)
 
 
-def test_reading_expressions_takes_the_time_of_a_request(tmp_path: Path) -> None:
-    """Before a row is read, too: a scan may have any number of expressions."""
-    attacker = Attacker(write_bank(tmp_path, limits="request_seconds = 0.000001"))
+def test_reading_expressions_takes_the_time_of_a_request(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before a row is read, too: of a scan with more expressions than there is time for, the rest is not read."""
+    read = list[str]()
+
+    def reading(text: str) -> tuple[str, ...]:
+        read.append(text)
+        return expression.columns_of(text)
+
+    now = itertools.count(time.monotonic())  # a second has passed whenever the clock is looked at
+    attacker = Attacker(write_bank(tmp_path, limits="request_seconds = 100"))
+    scan = attacker.scan(f"SELECT {', '.join(f'amount + {n} AS more{n}' for n in range(400))} FROM cards")
+    monkeypatch.setattr(allowance, "time", SimpleNamespace(monotonic=lambda: float(next(now))))
+    monkeypatch.setattr(grant, "columns_of", reading)
     with pytest.raises(tp.PartyError, match="request_seconds"):
-        attacker.open("s", attacker.scan("SELECT amount + 1 AS more FROM cards"))
+        attacker.open("s", scan)
+    assert 0 < len(read) < 400

@@ -25,7 +25,7 @@ from tablepuppet.algebra.column_products import FAR, ColumnProducts
 from tablepuppet.algebra.derived import Derived
 from tablepuppet.algebra.explain import StepCosts, explain_array
 from tablepuppet.algebra.functions import OF_ONE, OF_TWO, choose, clip, real_numbers
-from tablepuppet.algebra.instead import INSTEAD, NEED_CELLS, NoArrayError, check_settings, refuse
+from tablepuppet.algebra.instead import CELLS, INSTEAD, NEED_CELLS, NoArrayError, check_settings, refuse
 from tablepuppet.algebra.operator import ProductOperator, RowScaled
 from tablepuppet.algebra.recipes import Recipe, Term, affine, composed
 from tablepuppet.algebra.row_ops import Largest
@@ -61,8 +61,8 @@ class LazyArray(NDArrayOperatorsMixin, ColumnProducts):
             raise NoArrayError(f"X.{name} {INSTEAD[name]}")
         if name in NEED_CELLS:
             raise NoArrayError(
-                f"X.{name} needs the array itself, which is not built: all cells would come here; write "
-                f"X @ np.eye(X.shape[1]), and .{name} of that"
+                f"X.{name} needs the array itself, which is not built: all cells would come here; write {CELLS}, and "
+                f".{name} of that"
             )
         raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}", name=name, obj=self)
 
@@ -299,7 +299,7 @@ class LazyArray(NDArrayOperatorsMixin, ColumnProducts):
 
     def __array__(self, *args: Any, **settings: Any) -> NoReturn:
         """It is not built."""
-        refuse("the array itself", "X @ np.eye(X.shape[1])")
+        refuse("the array itself", CELLS)
 
     def __add__(self, other: Any) -> Any:
         return LinearOperator.__add__(self, other) if _is_foreign(other) else super().__add__(other)
@@ -342,7 +342,7 @@ class LazyArray(NDArrayOperatorsMixin, ColumnProducts):
             return RowScaled(self, weights[:, 0])
         if name == "divide" and is_last and weights.all():
             return RowScaled(self, 1 / weights[:, 0])
-        refuse(f"np.{name} of X and a number per joined row", "w[:, None] * X, or a column in SELECT")
+        refuse(f"np.{name} of X and a number per joined row", f"it with {CELLS}, or in SELECT")
 
     def explain(self, vectors: int = 1) -> StepCosts:
         """Where each step on this array runs, its trips and bytes, and what steps have cost so far."""
@@ -358,7 +358,7 @@ def _operand(given: Any, like: LazyArray, name: str) -> Term:
     """What a function takes: an array of the same columns, a row of numbers, or a number per joined row, (N, 1)."""
     if isinstance(given, LazyArray):
         if given.source is not like.source or not np.array_equal(given.recipe.places, like.recipe.places):
-            refuse(f"np.{name} of two arrays that are not made of the same columns", "their product in SELECT")
+            refuse(f"np.{name} of two arrays that are not made of the same columns", f"it with {CELLS}, or in SELECT")
         return given.recipe
     if isinstance(given, (LinearOperator, str)):
         raise LearnError(f"np.{name} of X takes numbers, not {type(given).__name__}")
@@ -368,7 +368,7 @@ def _operand(given: Any, like: LazyArray, name: str) -> Term:
     if values.shape in ((), (1,), (1, 1), (width,), (1, width)):
         return np.broadcast_to(values.reshape(-1) if values.size == 1 else values.reshape(width), (width,))
     if values.shape == (rows, width):
-        refuse(f"np.{name} of X and an array as long as the joined rows", "w[:, None] * X, or a column in SELECT")
+        refuse(f"np.{name} of X and an array of its shape", f"it with {CELLS}, or in SELECT")
     raise LearnError(
         f"np.{name}: an array of shape {values.shape} does not fit X, {like.shape}: give a number, a row of {width:,} "
         f"or, to multiply, a column ({rows:,}, 1)"
@@ -434,7 +434,7 @@ def _count_nonzero(values: Any, axis: int | None = None, keepdims: bool = False)
 
 def _where(condition: Any, *branches: Any) -> Any:
     if len(branches) != 2:
-        refuse("np.where of a condition alone", "np.where(condition, one, two)")
+        refuse("np.where of a condition alone", f"np.nonzero({CELLS}), where X is the condition")
     return choose(condition, *branches)
 
 

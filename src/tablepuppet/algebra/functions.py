@@ -14,7 +14,7 @@ logarithm of a negative number, are detected when the function is computed on ro
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal, get_args
 
@@ -126,16 +126,22 @@ def _slope(
 
 def evaluate(steps: Sequence[FunctionStep], constants: Array, values: Array) -> Array:
     """The last step's result for ``values``, whose last axis is columns. See `check_steps`."""
+    *_, last = evaluated(steps, constants, values)
+    return last
+
+
+def evaluated(steps: Sequence[FunctionStep], constants: Array, values: Array) -> Iterator[Array]:
+    """Each step's result for ``values``, one after the other."""
     known = [values]
 
     def value(place: int) -> Array:
         return known[place] if place >= 0 else constants[-1 - place]
 
-    with np.errstate(all="ignore"):
-        for name, left, right in steps:
+    for name, left, right in steps:
+        with np.errstate(all="ignore"):
             found = OF_ONE[name](value(left)) if name in OF_ONE else OF_TWO[name](value(left), value(right))
-            known.append(np.asarray(found, np.float64))
-    return np.broadcast_to(known[-1], values.shape)
+        known.append(np.asarray(found, np.float64))
+        yield np.broadcast_to(known[-1], values.shape)
 
 
 def check_steps(steps: Sequence[FunctionStep], constants: Array, columns: int) -> None:

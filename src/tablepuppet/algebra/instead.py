@@ -12,21 +12,29 @@ KEYWORDS = {"where": True, "out": None, "casting": "same_kind", "order": "K", "s
 NEED_CELLS = frozenset(
     {name for name in dir(np.ndarray) if not name.startswith("_")} | {"toarray", "todense", "to_numpy"}
 )
+CELLS = "X @ np.eye(X.shape[1])"
+"""All cells as an array of NumPy's, where parties send them."""
 INSTEAD = {
     **dict.fromkeys(
         ("median", "quantile", "percentile", "nanmedian"),
-        "needs cells in order, which are not here: write rel.quantile(0.5), or another share, in the units of the data",
+        "needs cells in order, which are not here: write rel.quantile(0.5), or another share, in the units of the "
+        f"data; or take it of {CELLS}, all cells",
     ),
-    **dict.fromkeys(("cov", "corrcoef"), "is not built: write rel.covariance() or rel.correlation(), or X.T @ X"),
     **dict.fromkeys(
-        ("svd", "svdvals", "matrix_rank", "pinv", "qr"),
-        "needs all cells, which are not here: write scipy.sparse.linalg.svds(X, k=...), or tp.linalg.pca(X)",
+        ("unique", "sort", "argsort", "bincount"),
+        f"needs the cells, which are not here: take it of {CELLS}, all cells; rel.quantile has numbers in order",
     ),
-    "lstsq": "needs all cells, which are not here: write tp.linalg.lm(X, y), or scipy.sparse.linalg.lsqr(X, y)",
-    **dict.fromkeys(("histogram", "bincount"), "is not built: write rel.histogram(column)"),
-    **dict.fromkeys(
-        ("unique", "sort", "argsort"), "needs cells in order, which are not here: write rel.quantile, or SQL"
-    ),
+    "cov": "is not built: write D = X - X.mean(axis=0), then D.T @ D / (len(X) - 1); rel.covariance() is that of the "
+    "selected numbers",
+    "corrcoef": "is not built: write tp.linalg.cor(X), for its columns",
+    "svd": "needs all cells, which are not here: write scipy.sparse.linalg.svds(X, k=...)",
+    "svdvals": "needs all cells, which are not here: write np.sqrt(np.linalg.svdvals(X.T @ X))",
+    "matrix_rank": "needs all cells, which are not here: write np.linalg.matrix_rank(X.T @ X)",
+    "pinv": "needs all cells, which are not here: write np.linalg.pinv(X.T @ X) @ (X.T @ y) for its product with y",
+    "qr": "needs all cells, which are not here: write np.linalg.cholesky(X.T @ X).T for R, whose signs may differ",
+    "lstsq": "needs all cells, which are not here: write scipy.sparse.linalg.lsqr(X, y)[0]; tp.linalg.lm(X, y) has an "
+    "intercept too",
+    "histogram": "is not built: write rel.histogram(column), whose edges are in the units of the data",
 }
 
 

@@ -33,7 +33,7 @@ from typing import Annotated
 import numpy as np
 from numpy.typing import NDArray
 
-from tablepuppet.algebra.functions import FunctionSteps, check_steps, evaluate
+from tablepuppet.algebra.functions import FunctionSteps, check_steps, evaluate, evaluated
 from tablepuppet.arrays import lossless
 from tablepuppet.errors import PartyError
 from tablepuppet.party.added_noise import GramNoise
@@ -119,14 +119,18 @@ def check_weighed(table: LocalTable, view: RelationRows, rows: Array) -> None:
 
 
 def check_varied(table: LocalTable, view: RelationRows, values: Array) -> None:
-    """PrivacyError if some rows, but too few to hide among, differ from the value that most rows of a column have."""
-    if table.grant.rules.min_rows and len(values):
-        check_weighed(table, view, values != np.array([_most_frequent(each) for each in values[view.firsts].T]))
-
-
-def _most_frequent(values: Array) -> float:
-    known, counts = np.unique(values, return_counts=True)
-    return float(known[np.argmax(counts)])
+    """PrivacyError if all rows of a column but some, too few to hide among, have one value."""
+    least = table.grant.rules.min_rows
+    if not least or not len(values):
+        return
+    rising = np.sort(np.ascontiguousarray(values[view.firsts].T))  # (columns, different rows)
+    shared = (rising[:, :least] == rising[:, -least:]).any(axis=1)  # by all but fewer than ``least``
+    if np.any(shared & (rising[:, 0] != rising[:, -1])):
+        raise table.grant.refusal(
+            "min_rows",
+            f"a step of the function, such as a comparison, makes fewer than {least} of its rows differ from all "
+            "others; compare with a number that so many rows are above and below; to limit numbers, write np.clip",
+        )
 
 
 @op(
@@ -222,8 +226,8 @@ def apply(
     """Keep a function of some of the table's numbers under the name ``into``, and the codes of some categories with it.
 
     ``numbers`` are places among the numeric columns, ``groups`` among those of categories. What was kept under that
-    name is forgotten. PartyError if the function is not finite in some row, PrivacyError if it is the same in all rows
-    but a few.
+    name is forgotten. PartyError if the function is not finite in some row, PrivacyError if some step of it is the same
+    in all rows but a few: a difference that later steps hide could be found again in sums.
     """
     data = encoded(table, view, encoding)
     check_steps(steps, constants, len(numbers))
@@ -231,14 +235,15 @@ def apply(
         if len(places) and (places.min() < 0 or places.max() >= most):
             raise PartyError(f"places of columns must be at least 0 and below {most:,}")
     _forget(table, view, into, "matrix.apply")
-    check_memory(8 * (len(steps) + 2) * len(data.dense) * max(len(numbers), 1))
-    found = applied(data, numbers, groups, steps, constants)
+    check_memory(8 * (len(steps) + 4) * len(data.dense) * max(len(numbers), 1))
+    for result in evaluated(steps, constants, data.dense[:, numbers]):
+        check_varied(table, table.view(view), result)
+    found = _beside_groups(data, result, groups)
     if not np.isfinite(found.dense).all():
         raise PartyError(
             f"party {table.grant.party!r}, table {table.grant.table!r}: the function is not finite for some rows; its "
             "columns are standardised numbers, below zero for what is below the mean"
         )
-    check_varied(table, table.view(view), found.dense)
     _keep(table, view, into, found, "matrix.apply")
     return {}
 
@@ -264,9 +269,14 @@ def applied(
     constants: Array,
 ) -> EncodedTable:  # fmt: skip
     """A function of some numbers of a table, and some of its categories."""
-    dense = np.ascontiguousarray(evaluate(steps, constants, data.dense[:, numbers]))
+    return _beside_groups(data, evaluate(steps, constants, data.dense[:, numbers]), groups)
+
+
+def _beside_groups(data: EncodedTable, numbers: Array, groups: NDArray[np.int64]) -> EncodedTable:
+    """Numbers of a table's rows, and some of its categories."""
     chosen = groups.tolist()
-    return EncodedTable(dense, tuple(data.codes[place] for place in chosen), tuple(data.sizes[i] for i in chosen))
+    codes, sizes = tuple(data.codes[place] for place in chosen), tuple(data.sizes[place] for place in chosen)
+    return EncodedTable(np.ascontiguousarray(numbers), codes, sizes)
 
 
 @op(

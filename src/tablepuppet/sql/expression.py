@@ -315,3 +315,15 @@ def columns_of(text: str) -> tuple[str, ...]:
     ('a', 'b')
     """
     return _checked(text).columns
+
+
+def with_alias(text: str, alias: str) -> str:
+    """An expression as a query has it, where a column may need its table's alias.
+
+    >>> with_alias("price", "o"), with_alias("a = b", "o")
+    ('o.price', '(o.a = o.b)')
+    """
+    node = _checked(text).node.copy()
+    for column in node.find_all(exp.Column):
+        column.set("table", identifier(alias))
+    return render(node if isinstance(node, exp.Column) else exp.Paren(this=node))

@@ -39,10 +39,11 @@ DRAWN = "best_round_ classes_ converged_ intercept_ n_features_in_ parties_ solv
 ELSEWHERE = {  # what users of scikit-learn, Keras and torch try
     **dict.fromkeys(("score", "test"), "model.evaluate(relation) gives all metrics"),
     **dict.fromkeys(("fit_predict", "train"), "model.fit(relation), then model.predict(relation)"),
-    **dict.fromkeys(("decision_function", "predict_log_proba"), "model.predict_proba(relation) of a classifier"),
+    "predict_log_proba": "write np.log(model.predict_proba(relation)), of a classifier",
+    "decision_function": "write np.log(p[:, 1] / p[:, 0]) of two classes, with p = model.predict_proba(relation)",
     **dict.fromkeys(
         ("n_iter_", "loss_curve_", "loss_", "history"),
-        "model.history_ has the numbers of each round, model.plot() draws them",
+        "model.history_ has the numbers of each round, as many as there were; model.plot() draws them",
     ),
     **dict.fromkeys(("feature_names_in_", "feature_names_"), "model.relation_columns_, or rel.columns"),
     **dict.fromkeys(("coefs_", "feature_importances_"), "model.coef_ of a linear model has its parameters by column"),

@@ -99,15 +99,17 @@ class TabVFL(SplitLearner):
         """Choose epochs and batches; LearnError if a batch would have one row, which batch norm cannot work on."""
         super().plan_rounds(rows, allowed)
         size = self.schedule_.batch_size
-        if isinstance(self.batch_size, str):
-            while rows > 1 and _has_single(rows, size):
-                size += 1
-        if rows < 2 or _has_single(rows, size):
+        fits = size
+        while rows > 1 and _has_single(rows, fits):
+            fits += 1
+        if rows < 2:
+            raise LearnError("a relation of one joined row has no variance, which batch norm needs: learn from more")
+        if fits != size and not isinstance(self.batch_size, str):
             raise LearnError(
                 f"batch_size={size} leaves a batch of one joined row out of {rows:,}, whose variance batch norm needs: "
-                f"set batch_size to {size + 1} or otherwise"
+                f"set batch_size to {fits} or 'auto'"
             )
-        self.schedule_ = Schedule(self.schedule_.rounds, size)
+        self.schedule_ = Schedule(self.schedule_.rounds, fits)
         self.pretraining_epochs_ = self._most_pretrained(self.schedule_.rounds)
 
     def _fit_embeddings(self, relation: Relation, validated: bool) -> None:

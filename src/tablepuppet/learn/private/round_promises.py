@@ -130,12 +130,13 @@ def sampling_of(batch_size: int | str, rows: Mapping[str, int]) -> dict[str, flo
     {'a': 0.1}
     """
     batch_size = USUAL_BATCH if isinstance(batch_size, str) else batch_size
-    for alias, count in rows.items():
-        if batch_size > count and batch_size != USUAL_BATCH:
-            raise PrivacyError(
-                f"batch_size {batch_size:,} is larger than the {count:,} rows of table {alias!r}: with feature_epsilon "
-                "it counts the rows that a table samples for a step; use less, or leave it at its default"
-            )
+    alias = min(rows, key=rows.__getitem__, default="")
+    if rows and batch_size > rows[alias] and batch_size != USUAL_BATCH:
+        raise PrivacyError(
+            f"batch_size {batch_size:,} is larger than the {rows[alias]:,} rows of table {alias!r}: with "
+            "feature_epsilon it counts the rows that a table samples for a step; use so many or less, or leave it at "
+            "its default"
+        )
     return {alias: min(1.0, batch_size / max(count, 1)) for alias, count in rows.items()}
 
 

@@ -26,6 +26,7 @@ from tablepuppet.prep.columns.label import ask_classes, base_classes
 from tablepuppet.prep.columns.selected import check_across, check_without_noise, find_category, find_number
 from tablepuppet.prep.columns.sent_columns import SentColumns
 from tablepuppet.spelling import did_you_mean
+from tablepuppet.sql.expression import with_alias
 from tablepuppet.sql.plan import Plan
 from tablepuppet.sql.query import OutputColumn
 from tablepuppet.sql.types import family
@@ -119,7 +120,7 @@ def times_of(client: Client, name: str, step: str) -> tuple[OutputColumn, NDArra
     values = SentColumns(client).numbers(column).values
     missing = np.count_nonzero(np.isnan(values))
     if missing:
-        instead = f"add WHERE {column.expression} IS NOT NULL"
+        instead = f"add WHERE {with_alias(column.expression, column.alias)} IS NOT NULL"
         raise LearnError(f"{step}: column {column.qualified} has no value in {missing:,} rows; {instead}")
     return column, np.rint(values * _PER_DAY) if family(column.type) in DATES else values
 

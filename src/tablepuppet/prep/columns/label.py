@@ -20,6 +20,7 @@ from tablepuppet.party.release import Release
 from tablepuppet.party.returns import ROWS, Asked, Codes, Numbers, Plain, Returns, Texts, Wrong
 from tablepuppet.party.sent_column import DAYS, TIMES, in_calendar
 from tablepuppet.prep.columns.values import numbers
+from tablepuppet.sql.expression import with_alias
 from tablepuppet.sql.query import OutputColumn
 from tablepuppet.sql.types import NUMERIC, Family, family
 
@@ -199,8 +200,9 @@ def base_classes(client: Client, label: OutputColumn, asked: Pending, least: int
     if values.dtype.kind == "f" and not np.isfinite(values).all():
         raise LearnError(f"label {label.qualified} has values that are not finite; filter them in WHERE {owners}")
     if most > MOST_CLASSES or len(values) > MOST_CLASSES:
+        way = "learn it with a regressor, or group" if family(label.type) in NUMERIC else "group"
         raise LearnError(
-            f"label {label.qualified} has more than {MOST_CLASSES} classes; use a regressor, or CASE {owners}"
+            f"label {label.qualified} has more than {MOST_CLASSES} classes; {way} classes in SELECT, by CASE {owners}"
         )
     if len(values) < least:
         raise LearnError(
@@ -251,6 +253,5 @@ def _classes(sent: list[Any], days: str) -> list[Any]:
 
 def _refuse_missing(missing: int, label: OutputColumn, owners: str) -> None:
     if missing:
-        raise LearnError(
-            f"label {label.qualified} is NULL in {missing:,} rows; add WHERE {label.expression} IS NOT NULL {owners}"
-        )
+        condition = f"{with_alias(label.expression, label.alias)} IS NOT NULL"
+        raise LearnError(f"label {label.qualified} is NULL in {missing:,} rows; add WHERE {condition} {owners}")

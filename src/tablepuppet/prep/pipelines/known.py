@@ -246,8 +246,9 @@ class Known(Statistics):
         lows, highs, weights = self._distribution(column).all_cells()
         if not len(lows) or not is_public(self.plan, column) or (lows != highs).any():
             raise LearnError(
-                f"Impute: column {column.qualified} is not public or has too many different numbers to find the most "
-                f"frequent one; use strategy='median', or list it in categorical {self.owners(column.alias)}"
+                f"Impute: column {column.qualified} is not public or has too many different numbers: its most frequent "
+                "one is not to be had; use strategy='median', which fills with another number, or list it in "
+                f"categorical {self.owners(column.alias)}"
             )
         words, places = np.unique(lows, return_inverse=True)
         return float(values_of(words[[np.bincount(places, weights).argmax()]])[0])

@@ -91,7 +91,9 @@ def with_maps(query: Query, tables: dict[str, VerticalTable], maps: Iterable[Map
         for column in step.mapped(attempt):
             made = step.over(column, tables[column.alias])
             if any(each.name.lower() == made.name.lower() for each in outputs):
-                raise LearnError(f"Map: it would make a column {made.name!r}, which there is already; give name_as")
+                raise LearnError(
+                    f"Map: it would make a column {made.name!r}, which there is already; give another name_as"
+                )
             place = outputs.index(column)
             outputs[place : place + 1] = [column, made] if step.keep else [made]
             attempt.replace(column, made, keep=step.keep)
