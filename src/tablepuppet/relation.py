@@ -24,7 +24,7 @@ from tablepuppet.operators.client import Client
 from tablepuppet.operators.dealing import dealt, dealt_to_groups
 from tablepuppet.operators.rosters import make_rosters
 from tablepuppet.party.request import Request
-from tablepuppet.prep.columns.dividing import Time, as_time, classes_of, groups_of, shares, times_of
+from tablepuppet.prep.columns.dividing import Time, as_time, classes_of, groups_of, shares, stratified_label, times_of
 from tablepuppet.prep.columns.label import joined_labels
 from tablepuppet.prep.columns.selected import check_without_noise, find_columns
 from tablepuppet.prep.encode.encode import Encoding
@@ -523,10 +523,7 @@ class Relation:
             drawn = mark(count, rng.permutation(count)[: round(test * count)])
             return alias, dealt_to_groups(self.client, alias, drawn, groups).astype(bool)
         if stratify:
-            label = self.query.label
-            if label is None:
-                raise LearnError("split: stratify needs a label: name a selected column, fed.sql(..., label='column')")
-            alias, classes = classes_of(self.client, label, "split")
+            alias, classes = classes_of(self.client, stratified_label(self.plan), "split")
             counts = np.bincount(classes)
             parts = [mark(n, rng.permutation(n)[:size]) for n, size in zip(counts, shares(counts, test), strict=True)]
             return alias, dealt(self.client, alias, np.concatenate(parts), classes).astype(bool)
