@@ -20,6 +20,7 @@ from tablepuppet.prep.explore.describe import Description
 from tablepuppet.prep.explore.histograms import Histogram
 from tablepuppet.prep.explore.noisy_describe import NoisyDescription
 from tablepuppet.prep.explore.statistics_promise import Spent
+from tablepuppet.runs.figures import NOT_APPLICABLE, fixed
 from tablepuppet.runs.table_view import ShownAsTable, TableView
 
 WIDTH, HEIGHT, LINE = 300, 90, 16  # of a drawing, and of a line in it
@@ -186,7 +187,7 @@ def _card(row: Mapping[str, Any], found: Profile) -> str:
     facts = "".join(
         f"<dt>{fact.replace('_', ' ')}</dt><dd>{_text(shown_facts[fact])}</dd>"
         for fact in FACTS
-        if shown_facts.get(fact)
+        if shown_facts.get(fact) not in (None, "", NOT_APPLICABLE)
     )
     drawing = ""
     if name in found.histograms and len(found.histograms[name].counts):
@@ -311,11 +312,10 @@ def _heat_map(found: ColumnMatrix | None) -> str:
             if np.isnan(value):
                 continue
             colour = "#d9534f" if value > 0 else "#3b7dd8"
-            text = f"{_text(first)}, {_text(second)}: {value:.3f}"
+            text = f"{_text(first)}, {_text(second)}: {fixed(value, 3)}"
             spot = f'x="{left + j * size}" y="{top + i * size}" width="{size - 1}" height="{size - 1}"'
-            number = (
-                f'<text x="{left + j * size + 12.5}" y="{top + i * size + 16}" text-anchor="middle">{value:.1f}</text>'
-            )
+            centre = f'x="{left + j * size + 12.5}" y="{top + i * size + 16}"'
+            number = f'<text {centre} text-anchor="middle">{fixed(value, 1)}</text>'
             cells.append(
                 f'<rect {spot} fill="{colour}" fill-opacity="{abs(value):.3f}"><title>{text}</title></rect>{number}'
             )
@@ -325,6 +325,6 @@ def _heat_map(found: ColumnMatrix | None) -> str:
     drawing = f'<svg viewBox="0 0 {width} {height}" role="img" style="max-width: {width}px">{"".join(cells)}</svg>'
     legend = (
         '<div class="small">Red: both columns are high in the same rows. Blue: one is high where the other is low. '
-        "The stronger the colour, the closer; empty: not known.</div>"
+        "The stronger the colour, the closer; empty: not known, or withheld by a policy.</div>"
     )
     return f'<h2>Correlation</h2>{legend}{more}<div class="heat">{drawing}</div>'
