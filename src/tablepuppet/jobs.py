@@ -194,7 +194,7 @@ class Job(msgspec.Struct, forbid_unknown_fields=True):
             rows[label.alias] = round(rows[label.alias] * left)
         learner.predictions_to_come = 1 + split.has_test + (split.validation != 0)  # `train` measures each side
         planning = learner.check_rounds(plan, rows, self.max_categories, self.pipeline or DEFAULT)
-        if learner.promise_ is None or not learner.promise_.is_sampled:  # else costs depend on the rows that take part
+        if learner._promise is None or not learner._promise.is_sampled:  # else costs depend on the rows that take part
             check_budget(planning, funds_of(plan))
         return planning
 
@@ -407,5 +407,5 @@ def _ending(learner: Learner) -> dict[str, Any]:
         "best_round": learner.best_round_,
         "converged": learner.converged_,
         "stopped": learner.stopped_,
-        "noise": learner.promise_ is not None,
+        "noise": learner._promise is not None,
     }
