@@ -149,7 +149,7 @@ def fragment(found: Profile) -> str:
     rows = found.description.to_arrow().to_pylist()
     parts = [
         f"<h1>Profile of {found.joined_rows:,} joined rows</h1>",
-        f'<div class="small">{len(rows)} columns of {len({row["table"] for row in rows})} tables</div>',
+        f'<div class="small">{_counted(rows)}</div>',
         f"<pre>{_text(found.sql.strip())}</pre>",
         f'<div class="small">{_text(found.note)}</div>' if found.note else "",
         _warnings(found.warnings, {row["column"]: _anchor(row["column"], found) for row in rows}),
@@ -159,6 +159,12 @@ def fragment(found: Profile) -> str:
         _heat_map(found.correlations),
     ]
     return f'<style>{STYLE}</style><div class="tp-profile">{"".join(parts)}</div>'
+
+
+def _counted(rows: Sequence[Mapping[str, Any]]) -> str:
+    """How many columns of how many tables there are."""
+    tables = len({row["table"] for row in rows})
+    return f"{len(rows)} column{'s' * (len(rows) != 1)} of {tables} table{'s' * (tables != 1)}"
 
 
 def _text(text: str) -> str:
@@ -178,7 +184,7 @@ def _warnings(warnings: Sequence[Warned], anchors: Mapping[str, str]) -> str:
         f"{_text(each.message)}</li>"
         for each in warnings
     )
-    return f"<h2>{len(warnings)} warnings</h2><ul>{''.join(lines)}</ul>"
+    return f"<h2>{len(warnings)} warning{'s' * (len(warnings) != 1)}</h2><ul>{''.join(lines)}</ul>"
 
 
 def _card(row: Mapping[str, Any], found: Profile) -> str:
