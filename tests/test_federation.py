@@ -362,8 +362,8 @@ def test_bounds_and_categories_of_a_federation_file(tmp_path: Path) -> None:
     relation = load(tmp_path, text).sql("SELECT x, c, y FROM t", label="y")
     assert relation.describe().to_arrow()["min"].to_pylist()[0] is None
     model = tp.LinearRegression(privacy=tp.Privacy(feature_epsilon=1.0)).fit(relation)
-    assert model.promise_ is not None
-    assert not model.promise_.encoders.used
+    assert model._promise is not None
+    assert not model._promise.encoders.used
     encoder = model.encoding_.numbers["t"][0]
     assert (encoder.mean, round(encoder.scale, 3)) == (1.0, 0.577)
     assert len(model.encoding_.categories["t"][0].digests) == 2

@@ -177,3 +177,31 @@ def test_columns_are_sent_only_where_policies_allow(tmp_path: Path) -> None:
         relation.split(by="credit", after=1)
     with pytest.raises(tp.PrivacyError, match=r"time: .*column 'credit'.*rule cross_statistics"):
         tp.cross_validate(tp.LogisticRegression(), relation, time="credit")
+
+
+def test_groups_of_a_join_key_release_what_the_join_has_released(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever a policy forbids of columns: the digests are those of the opened session, byte by byte, and the
+    choice of rows is counted as a split. Nothing else leaves, and other columns stay forbidden.
+    """
+    (tmp_path / "state").mkdir()
+    noise, state = "[tables.cards.budget]\nrequire_dp = true", 'state_dir = "state"'
+    fed = policed(open_party(write_file(tmp_path, top=state, more=noise, limits="max_splits = 1")))
+    messages = record_wire(monkeypatch)
+    relation = fed.sql("SELECT a.open, b.region FROM cards a JOIN cards b ON a.card = b.card")
+    train, test = relation.split(test=0.5, by="a.card", seed=1)
+    assert (len(train), len(test)) == (30, 30)
+    digests = [each.reply for each in messages if (each.request.op, each.request.table) == ("keys.blind", "a")]
+    assert len(digests) == 2
+    assert digests[0] is not None
+    assert digests[1] is not None
+    assert set(digests[0]) == set(digests[1])
+    assert all(np.array_equal(digests[0][name], digests[1][name]) for name in digests[0])
+    asked = [each.request.op for each in messages]
+    assert set(asked) == {"describe", "open", "keys.blind", "rows.use", "rows.sample"}
+    assert asked.count("rows.sample") == 2
+    with pytest.raises(tp.PrivacyError, match="rule require_dp"):
+        relation.split(by="b.region")
+    with pytest.raises(tp.PrivacyError, match="rule max_splits"):
+        relation.split(test=0.5, by="a.card", seed=2)

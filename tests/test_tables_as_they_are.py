@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import inspect
+import re
+from pathlib import Path
 from typing import Any, assert_type
 
 import numpy as np
@@ -14,6 +16,7 @@ import pytest
 import tablepuppet as tp
 from tablepuppet.learn.learners.predictions import PredictionTable
 
+DOCS = "".join(path.read_text(encoding="utf-8") for path in (Path(__file__).parents[1] / "docs").glob("*.md"))
 JOIN = "FROM orders o JOIN items i USING (item_id)"
 
 
@@ -100,6 +103,9 @@ def test_dir_has_public_names(relation: tp.Relation) -> None:
     assert not {"check_plan", "declared", "facts", "store_fit", "emit"} & set(dir(model))
     assert {"describe", "split", "matrix", "columns"} <= set(dir(relation))
     assert not {"client", "fit_encoding", "funds"} & set(dir(relation))
-    for thing in (model, relation):
+    search = tp.GridSearch(tp.LogisticRegression(), {"l2": [1.0]}, folds=2).fit(relation)
+    assert {"fit", "grid", "results_", "best_model_"} <= set(dir(search))
+    for thing in (model, relation, search):
+        assert [name for name in dir(thing) if not re.search(rf"\b{name}\b", DOCS)] == []
         assert all(not name.startswith("_") for name in dir(thing))
         assert inspect.getmembers(type(thing))  # which reads what dir of the class has

@@ -57,7 +57,7 @@ def by_privacy(folder: Path, repeats: int) -> list[dict[str, Any]]:
         models = [tp.LinearRegression(privacy=privacy).fit(train) for _ in range(repeats)]
         scores = [model.evaluate(test)["r2"] for model in models]
         told = {key: models[0].privacy_[key] for key in ("epsilon", "epsilon_given_messages")}
-        noise = None if models[0].promise_ is None else prediction_noise_ratio(models[0].promise_)
+        noise = None if models[0]._promise is None else prediction_noise_ratio(models[0]._promise)
         deviation = float(np.std(scores))
         found.append(
             {"privacy": settings, **told, "r2": float(np.mean(scores)), "deviation": deviation, "noise": noise}

@@ -31,6 +31,7 @@ from tablepuppet.learn.settings import SettingError
 from tablepuppet.operators.ids import find_fields
 from tablepuppet.party.request import Request
 from tablepuppet.party.settings_file import read_settings
+from tablepuppet.prep.columns.dividing import check_dividing
 from tablepuppet.prep.pipelines.pipeline import DEFAULT, Pipeline
 from tablepuppet.relation import Relation, check_split
 from tablepuppet.run_folder import RunFolder
@@ -44,11 +45,37 @@ from tablepuppet.wire.record import Record
 
 
 class Split(msgspec.Struct, forbid_unknown_fields=True):
-    """How much is held out: for testing, and of what is left for stopping early."""
+    """What is held out: for testing, and of what is left for stopping early; as `Relation.split` takes it.
+
+    Validation rows are drawn by the same groups or classes; with ``after``, from the rows before.
+    """
 
     test: float = 0.15
     validation: float = 0.0
     seed: int = 7
+    by: str | None = None
+    stratify: bool = False
+    after: Any = None  # a date, a datetime or a number
+
+    def check(self, plan: Plan) -> None:
+        """Raise unless rows can be held out so, as far as the catalog shows."""
+        for share in (self.test, self.validation):
+            check_split(share, self.seed, self.by, self.stratify, self.after)
+        check_dividing(plan, self.by, self.stratify, self.after)
+
+    @property
+    def has_test(self) -> bool:
+        """Whether rows are held out for testing."""
+        return self.after is not None or self.test != 0
+
+    def test_side(self, relation: Relation) -> tuple[Relation, Relation]:
+        """(the other rows, those for testing)."""
+        return relation.split(self.test, self.seed, self.by, self.stratify, self.after)
+
+    def validation_side(self, relation: Relation) -> tuple[Relation, Relation]:
+        """(the other rows, those for stopping early)."""
+        by = self.by if self.after is None else None
+        return relation.split(self.validation, self.seed, by, self.stratify)
 
 
 class Between(msgspec.Struct, forbid_unknown_fields=True):
@@ -158,17 +185,16 @@ class Job(msgspec.Struct, forbid_unknown_fields=True):
         How it is planned, with as many rows as the catalog has.
         """
         split = self.split or Split(test=0.0)
-        check_split(split.test, split.seed)
-        check_split(split.validation, split.seed)
+        split.check(plan)
         learner.check_plan(plan, validated=split.validation != 0)
         rows = {alias: table.rows for alias, table in plan.tables.items()}
         label = plan.query.label
         if label is not None:
-            left = (1 - split.test) * (1 - split.validation)
+            left = (1.0 if split.after is not None else 1 - split.test) * (1 - split.validation)
             rows[label.alias] = round(rows[label.alias] * left)
-        learner.predictions_to_come = 1 + (split.test != 0) + (split.validation != 0)  # `train` measures each side
+        learner.predictions_to_come = 1 + split.has_test + (split.validation != 0)  # `train` measures each side
         planning = learner.check_rounds(plan, rows, self.max_categories, self.pipeline or DEFAULT)
-        if learner.promise_ is None or not learner.promise_.is_sampled:  # else costs depend on the rows that take part
+        if learner._promise is None or not learner._promise.is_sampled:  # else costs depend on the rows that take part
             check_budget(planning, funds_of(plan))
         return planning
 
@@ -270,10 +296,10 @@ class Run:
         """The job's relation, split; LearnError if a side is empty."""
         split, train = self.job.split or Split(test=0.0), self.relation(learner=learner)
         test = validation = None
-        if split.test != 0:
-            train, test = train.split(split.test, split.seed)
+        if split.has_test:
+            train, test = split.test_side(train)
         if split.validation != 0:
-            train, validation = train.split(split.validation, split.seed)
+            train, validation = split.validation_side(train)
         sides = Sides(train, validation, test)
         for name, side in sides.named().items():
             if not len(side):
@@ -381,5 +407,5 @@ def _ending(learner: Learner) -> dict[str, Any]:
         "best_round": learner.best_round_,
         "converged": learner.converged_,
         "stopped": learner.stopped_,
-        "noise": learner.promise_ is not None,
+        "noise": learner._promise is not None,
     }

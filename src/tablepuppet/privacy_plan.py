@@ -27,6 +27,7 @@ from tablepuppet.privacy.accountant import Spending
 from tablepuppet.privacy.funds import PartysFunds
 from tablepuppet.privacy.settings import Privacy
 from tablepuppet.run_folder import RunFolder
+from tablepuppet.runs.figures import NOT_APPLICABLE, number
 from tablepuppet.runs.table_view import Align, TableView
 from tablepuppet.sql.plan import Plan
 from tablepuppet.sql.types import Family, family
@@ -54,6 +55,7 @@ CLASSES = "Two classes are assumed: how many there are is known when labels are 
 POLICIES = "Whether policies allow each column's use is known when parties open the query."
 
 
+NO_BUDGET = "no budget"
 RELEASED: Mapping[str, Align] = {
     "table": "left", "what": "left", "releases": "right", "noise": "left", "sampling": "right",
 }  # fmt: skip
@@ -111,7 +113,11 @@ class PrivacyPlan:
              _budgets(each["budgets"])]
             for each in self.charges()
         ]  # fmt: skip
-        sides = {name: side for name, side in CHARGED.items() if name != "budget" or any(row[-1] for row in charged)}
+        sides = {
+            name: side
+            for name, side in CHARGED.items()
+            if name != "budget" or any(row[-1] != NO_BUDGET for row in charged)
+        }
         yield TableView("Charged to ledgers", sides, [row[: len(sides)] for row in charged])
         yield self.report.table_view()
 
@@ -135,15 +141,15 @@ class PrivacyPlan:
 
 
 def _sampled(probability: float | None) -> str:
-    return "" if probability is None else f"{probability:.3g}"
+    return NOT_APPLICABLE if probability is None else number(probability, 3)
 
 
 def _budgets(budgets: list[dict[str, Any]]) -> str:
     """What is needed of what is left, of the budget that has least."""
     if not budgets:
-        return ""
+        return NO_BUDGET
     least = min(budgets, key=lambda each: float(each["left"] - each["needed"]))
-    return f"{least['needed']:.4g} of {least['left']:.4g} left at {least['delta']:g}"
+    return f"{number(least['needed'])} of {number(least['left'])} left at {least['delta']:g}"
 
 
 def plan_privacy(path: Path, notify: Callable[[str], None] = lambda _: None) -> PrivacyPlan:
@@ -162,7 +168,7 @@ def plan_privacy(path: Path, notify: Callable[[str], None] = lambda _: None) -> 
 
 
 def _planned(planning: Planning, privacy: Privacy | None, notify: Callable[[str], None], here: bool) -> PrivacyPlan:
-    plan, promise = planning.plan, planning.learner.promise_
+    plan, promise = planning.plan, planning.learner._promise
     if promise is not None and promise.is_sampled:
         notify(SLOW)
     fit = PlannedFit(None, {}, ()) if privacy is None else planning.fit(privacy)
@@ -227,5 +233,5 @@ def _of_encoders(promise: FeaturePromise, plan: Plan, alias: str, size: TableSiz
         yield (
             f"Table {size.name}: noise will hide columns without bounds or categories in the policy of "
             f"{', '.join(size.parties)}: they need about {needed:,.0f} rows, and it has {size.rows:,} at most; or use "
-            f"feature_epsilon={promise.whole * factor:.2g}, or fewer columns."
+            f"feature_epsilon={number(promise.whole * factor, 2)}, or fewer columns."
         )

@@ -24,7 +24,7 @@ from tablepuppet.operators.client import Client
 from tablepuppet.operators.dealing import dealt, dealt_to_groups
 from tablepuppet.operators.rosters import make_rosters
 from tablepuppet.party.request import Request
-from tablepuppet.prep.columns.dividing import Time, as_time, classes_of, groups_of, shares, times_of
+from tablepuppet.prep.columns.dividing import Time, as_time, classes_of, groups_of, shares, stratified_label, times_of
 from tablepuppet.prep.columns.label import joined_labels
 from tablepuppet.prep.columns.selected import check_without_noise, find_columns
 from tablepuppet.prep.encode.encode import Encoding
@@ -47,6 +47,7 @@ from tablepuppet.privacy.funds import PartysFunds
 from tablepuppet.privacy.settings import Privacy
 from tablepuppet.runs.card import card
 from tablepuppet.runs.events import Events
+from tablepuppet.runs.figures import number
 from tablepuppet.session import Session
 from tablepuppet.spelling import attributes_explained, names_checked, shows
 from tablepuppet.sql.explain import Explanation, JoinSizes, ShardSize, explain
@@ -270,7 +271,7 @@ class Relation:
     def _prepared_by(self) -> list[str]:
         """The steps of its pipeline for people, with what was learned of the label when it was fitted."""
         foreseen, fitted = self._foreseen(), self if self._to_learn is None else self._to_learn
-        values = [f"  information value of {name}: {value:.4g}" for name, value in fitted._information.items()]
+        values = [f"  information value of {name}: {number(value)}" for name, value in fitted._information.items()]
         return [*foreseen.lines(self.prep), *foreseen.passed_on(self.plan), *values]
 
     @overload
@@ -471,14 +472,14 @@ class Relation:
         columns: dict[str, pa.Array] = {}
         for alias, table in self.mapping.tables.items():
             names, places = [], [np.zeros(0, np.int64)]
-            for number, shard in enumerate(table.shards):
+            for place, shard in enumerate(table.shards):
                 positions = self._session.engine.capabilities(shard.party).positions
                 if positions is None:
                     raise PrivacyError(
                         f"rows() gives the positions of rows in their sources; party {shard.party!r} runs elsewhere "
                         "and does not release them"
                     )
-                names.append(np.full(len(shard.row_ids), number, np.int32))
+                names.append(np.full(len(shard.row_ids), place, np.int32))
                 places.append(positions(self._session.id, alias, shard.row_ids))
             owners = pa.array([shard.party for shard in table.shards], pa.string())
             columns[f"{alias}.party"] = owners.take(pa.array(np.concatenate(names)[table.index]))
@@ -523,10 +524,7 @@ class Relation:
             drawn = mark(count, rng.permutation(count)[: round(test * count)])
             return alias, dealt_to_groups(self.client, alias, drawn, groups).astype(bool)
         if stratify:
-            label = self.query.label
-            if label is None:
-                raise LearnError("split: stratify needs a label: name a selected column, fed.sql(..., label='column')")
-            alias, classes = classes_of(self.client, label, "split")
+            alias, classes = classes_of(self.client, stratified_label(self.plan), "split")
             counts = np.bincount(classes)
             parts = [mark(n, rng.permutation(n)[:size]) for n, size in zip(counts, shares(counts, test), strict=True)]
             return alias, dealt(self.client, alias, np.concatenate(parts), classes).astype(bool)

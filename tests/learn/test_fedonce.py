@@ -114,7 +114,7 @@ def test_principal_components_are_those_of_the_joined_table(fed: tp.Federation) 
     """With shards too: a guest's network is the PCA of its columns in the materialised join."""
     relation = relation_of(fed)
     model = learner(method="pca").fit(relation)
-    thetas = model.model_.parameters()
+    thetas = model._model.parameters()
     for alias, table in joined_tables(relation.client, model.encoding_).items():
         if alias == "o":
             continue
@@ -129,13 +129,13 @@ def test_a_guest_sees_each_base_row_once_however_often_it_is_joined(tmp_path: Pa
     fed = federation(tmp_path, shop(1), wire="float64")
     relation = relation_of(fed)
     model = learner().fit(relation)
-    client, found = relation.client, model.model_.parameters()
+    client, found = relation.client, model._model.parameters()
     for alias in ("i", "c"):
         party = client.shards(alias)[0].party
         place = client.engine.capabilities(party).table
         assert place is not None
         table = place(client.session, alias)
-        data, network = encoded(table, client.view, model.encoding_.id), model.model_.table_model(alias)
+        data, network = encoded(table, client.view, model.encoding_.id), model._model.table_model(alias)
         assert len(data.dense) == client.mapping.tables[alias].rows < len(relation)
         start = network.start(5, alias, data.dense.shape[1])
         own = int(np.random.default_rng([5, zlib.crc32(f"{alias}/{party}".encode())]).integers(2**62))
@@ -158,7 +158,7 @@ def test_more_rounds_go_on_as_split_learning(fed: tp.Federation) -> None:
     for one, other in zip(once.history_, more.history_[:3], strict=True):
         assert one["loss"] == other["loss"]
     assert more.history_[-1]["bytes_up"] > more.history_[1]["bytes_up"]
-    before, after = once.model_.parameters(), more.model_.parameters()
+    before, after = once._model.parameters(), more._model.parameters()
     assert all((before[alias] != after[alias]).any() for alias in before)
 
 
@@ -166,7 +166,7 @@ def test_representations_have_noise_of_the_scale_that_is_asked_for(fed: tp.Feder
     """Standard deviation ``noise`` around directions, in training and predictions; with more rounds it is refused."""
     relation = relation_of(fed)
     model = learner(noise=0.25).fit(relation)
-    parts = model.model_
+    parts = model._model
     noisy = parts.embeddings(relation.client, parts.guests)
     parts.blur = 0.0
     plain = parts.embeddings(relation.client, parts.guests)
@@ -222,7 +222,7 @@ def test_zeros_stand_in_for_a_guest_that_lags(urls: dict[str, str]) -> None:
     assert [event.fields["table"] for event in told] == [alias]
     assert len(model.history_) == 4
     found = model.predict_proba(relation)  # the party is still lost
-    np.testing.assert_array_equal(model.model_.embeddings(relation.client, [alias])[alias], 0)
+    np.testing.assert_array_equal(model._model.embeddings(relation.client, [alias])[alias], 0)
     parties[lagging].lost = False
     np.testing.assert_allclose(model.predict_proba(relation), found)
 

@@ -37,7 +37,7 @@ def test_stated_figures_are_the_accountants(relation: tp.Relation) -> None:
     with a row in every table, Renyi divergences are added (moments division).
     """
     model = fitted(relation, feature_epsilon=2.0)
-    promise, report = model.promise_, model.privacy_
+    promise, report = model._promise, model.privacy_
     assert isinstance(promise, StepPromise)
     assert math.isinf(report["epsilon"])
     taken = promise.steps
@@ -64,7 +64,7 @@ def test_parties_charge_what_is_stated(relation: tp.Relation, monkeypatch: pytes
 
     monkeypatch.setattr(LocalTable, "charge", charge)
     model = fitted(relation, feature_epsilon=2.0)
-    for alias, multiplier in model.promise_.noise.multipliers.items():
+    for alias, multiplier in model._promise.noise.multipliers.items():
         costs = [cost for cost, purpose in charged[alias] if purpose == "gradient"]
         assert len(costs) == 40
         for cost in costs:

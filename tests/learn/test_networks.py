@@ -143,7 +143,7 @@ def test_centralized_takes_the_same_steps(fed: tp.Federation, label: str) -> Non
     """The baseline trains the same function from the same first parameters with the same batches, to 1e-8."""
     relation = relation_of(fed, label)
     model, pooled = learner(label, **SGD).fit(relation), Centralized(learner(label, **SGD)).fit(relation)
-    found, wanted = (m.model_.scores(relation.client) for m in (model, pooled))
+    found, wanted = (m._model.scores(relation.client) for m in (model, pooled.learner_))
     np.testing.assert_allclose(found, wanted, rtol=0, atol=1e-8)
     assert model.evaluate(relation) == pytest.approx(pooled.evaluate(relation), abs=1e-8)
 

@@ -84,7 +84,7 @@ def kmeans() -> type[Estimator]:
             """The nearest centre of every joined row."""
             self.check_relation(relation, "predict")
             matrix = LazyArray(MatrixSource(relation.client, self.encoding_, relation.wire))
-            thetas = self.model_.parameters()
+            thetas = self._model.parameters()
             return _nearest(matrix, np.concatenate([thetas[alias] for alias in matrix.source.blocks]))
 
     return KMeans
@@ -154,14 +154,14 @@ def falling_regressor() -> type[Regressor]:
 
         def plan_rounds(self, rows: int, allowed: Callable[[int], RoundAllowance]) -> None:
             allowed(1).check(self.steps, {"steps": self.steps}, "lower steps")
-            self.schedule_ = Schedule(self.steps, rows)
+            self._schedule = Schedule(self.steps, rows)
 
         def _train(self, relation: Relation, loss: JoinedLoss, watch: Watch) -> Any:
             model = FederatedModel(
                 relation.client, loss.rows, self.encoding_, relation.wire, self.spec(1), self.l2, 1.0
             )
             model.begin(self.seed)
-            rates, rows = [0.1] * self.steps, self.schedule_.batch_size
+            rates, rows = [0.1] * self.steps, self._schedule.batch_size
             return model, descend_by_batches(Stochastic(model, 0.0), loss, rates, rows, self.seed, watch.of(model))
 
     return FallingRegressor

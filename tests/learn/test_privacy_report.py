@@ -108,7 +108,7 @@ def test_several_rows_of_one_person(relation: tp.Relation) -> None:
     smaller by the root of k; one row is the report itself.
     """
     model = fitted(relation, **LABELS, **FEATURES, prediction_epsilon=1.0)
-    noise, promise = model.promise_.noise, model.promise_
+    noise, promise = model._promise.noise, model._promise
     assert model.privacy_.for_rows(1) is model.privacy_
     assert model.privacy_["rows"] == 1
     found = model.privacy_.for_rows(5)
@@ -154,7 +154,7 @@ def test_several_rows_with_samples(relation: tp.Relation, batch_size: int) -> No
     learner = tp.LinearRegression(solver="sgd", rounds=1, local_steps=5, batch_size=batch_size, privacy=privacy)
     report = learner.fit(relation).privacy_
     two = report.for_rows(2)
-    promise: Any = learner.promise_
+    promise: Any = learner._promise
     steps = promise.noise
     for name, alias in (("orders", "o"), ("items", "i")):
         one, both = (each["tables"][name]["epsilon_given_messages"] for each in (report, two))

@@ -25,7 +25,7 @@ def fed(tmp_path_factory: pytest.TempPathFactory) -> tp.Federation:
 
 def parameters(model: Any) -> Array:
     """All of them, in one array."""
-    return np.concatenate([np.ravel(theta) for theta in model.model_.parameters().values()])
+    return np.concatenate([np.ravel(theta) for theta in model._model.parameters().values()])
 
 
 def both(fed: tp.Federation, make: type, label: str, **settings: Any) -> tuple[Any, Any]:

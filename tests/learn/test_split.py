@@ -73,7 +73,7 @@ def pooled_parameters(relation: tp.Relation, model: Any, label: str) -> dict[str
         constant = constant - constant.mean() if len(shares) > 2 else constant
         targets = torch.tensor(numbers.astype(np.int64))
     tables = {a: torch.tensor(t.matrix()) for a, t in joined_tables(client, model.encoding_).items()}
-    specs = model.model_.specs
+    specs = model._model.specs
     networks = {a: TorchTable(specs[a], rows.shape[1], a) for a, rows in tables.items() if rows.shape[1]}
     starts = {a: n.start(SEED, a, len(model.encoding_.numbers[a])) for a, n in networks.items()}
     flats = {a: torch.tensor(theta, requires_grad=True) for a, theta in starts.items()}
@@ -104,8 +104,8 @@ def test_it_is_one_network_on_the_join(fed: tp.Federation, label: str) -> None:
     model = learner(label).fit(relation)
     wanted = pooled_parameters(relation, model, label)
     top = wanted.pop("")
-    assert model.model_.top.theta == pytest.approx(top, abs=1e-9)
-    found = model.model_.parameters()
+    assert model._model.top.theta == pytest.approx(top, abs=1e-9)
+    found = model._model.parameters()
     assert found.keys() == wanted.keys()
     for alias, theta in wanted.items():
         assert found[alias] == pytest.approx(theta, abs=1e-9), alias
@@ -317,7 +317,7 @@ def test_embeddings_need_an_opt_in(tmp_path: Path) -> None:
 def test_a_limit_of_replies_is_about_epochs(kind: str, settings: dict[str, Any], ways: str) -> None:
     """The error names settings that the learner has."""
     made = getattr(tp, f"{kind}Classifier")(epochs=500, batch_size=10, **settings)
-    made.promise_ = None
+    made._promise = None
     allowed = RoundAllowance([])
     allowed.tables = [Allowed("bank", "cards", 60, 0, Cost(0, 10))]
     with pytest.raises(tp.PrivacyError, match=rf"could need 5,000 for 500 epochs; {ways}"):
@@ -443,7 +443,7 @@ def test_constant_columns_are_an_error_and_no_warning(made: Any, tmp_path: Path)
 def test_an_operators_own_module_is_known_by_its_name(fed: tp.Federation) -> None:
     tp.bottom.register("halves", lambda width, outputs: torch.nn.Linear(width, outputs, bias=False))
     model = learner("returned", bottom=tp.bottom.registered("halves", 2)).fit(relation_of(fed, "returned"))
-    assert {len(theta) % 2 for theta in model.model_.parameters().values()} == {0}
+    assert {len(theta) % 2 for theta in model._model.parameters().values()} == {0}
     assert model.history_[-1]["loss"] < model.history_[0]["loss"]
 
 
@@ -480,7 +480,7 @@ def test_bottoms_are_shown_as_they_are_made(made: Any) -> None:
 
 def test_one_seed_one_result_and_job_files(fed: tp.Federation) -> None:
     first, again = (learner("grade").fit(relation_of(fed, "grade")) for _ in range(2))
-    assert np.array_equal(first.model_.top.theta, again.model_.top.theta)
+    assert np.array_equal(first._model.top.theta, again._model.top.theta)
     both: dict[str, Any] = {"o": tp.bottom.mlp((4, 3), 2), "i": tp.bottom.cnn((2, 3), (4,), embedding=5, hidden=[6])}
     for given in (both, both["i"], tp.bottom.registered("x")):
         told = tp.SplitNNClassifier(bottom=given).plain_settings()
@@ -513,7 +513,7 @@ def test_the_order_of_rows_counts_for_mini_batches_only(tmp_path: Path) -> None:
     for size, equal in ((10**6, True), (SIZE, False)):
         feds = tp.Federation(urls, wire="float64"), losing(urls)[0]
         here, there = (learner("returned", batch_size=size).fit(relation_of(fed, "returned")) for fed in feds)
-        assert np.allclose(here.model_.top.theta, there.model_.top.theta, rtol=1e-9) == equal
+        assert np.allclose(here._model.top.theta, there._model.top.theta, rtol=1e-9) == equal
 
 
 def test_a_cnn_sees_pixels(tmp_path: Path) -> None:
@@ -530,4 +530,4 @@ def test_a_cnn_sees_pixels(tmp_path: Path) -> None:
         model = tp.SplitNNClassifier(bottom=bottom, epochs=60, seed=1).fit(relation)
         assert model.evaluate(relation)["accuracy"] > 0.95
         connected = sum((into + 1) * out for into, out in itertools.pairwise((8 * 4 * 4, *hidden, 4)))
-        assert [len(theta) for theta in model.model_.parameters().values()] == [(3 * 3 + 1) * 8 + connected]
+        assert [len(theta) for theta in model._model.parameters().values()] == [(3 * 3 + 1) * 8 + connected]

@@ -51,8 +51,8 @@ def relation(folder: Path, shards: int = 1, label: str = "score") -> tp.Relation
 
 
 def steps_of(model: Any) -> StepPromise:
-    assert isinstance(model.promise_, StepPromise)
-    return model.promise_
+    assert isinstance(model._promise, StepPromise)
+    return model._promise
 
 
 def linear(**settings: Any) -> tp.LinearRegression:

@@ -13,10 +13,13 @@ import statsmodels.api as sm
 
 import tablepuppet as tp
 from tablepuppet.algebra.linalg.design import Design
+from tests.party.policed import audit_lines, open_party, write_file
+from tests.party.policed import federation as policed
 from tests.relations import federation
 
 SQL = "SELECT o.price, o.km, o.kind, i.weight, o.{} FROM orders o JOIN items i ON o.item = i.item"
 ROWS, ITEMS = 400, 25
+NOISY = tp.Privacy(label_epsilon=5.0, label_classes=(0.0, 1.0), feature_epsilon=5.0, prediction_epsilon=5.0)
 
 
 def tables() -> dict[str, dict[str, pa.Table]]:
@@ -154,3 +157,33 @@ def test_how_it_reads(tmp_path: Path) -> None:
     assert "o.kind=1 (b)" in text
     assert "e+" not in text
     assert "<table" in model.summary()._repr_html_()
+
+
+@pytest.mark.parametrize(
+    ("settings", "privacy", "why"),
+    [
+        ({"table": "matrix = true"}, None, ""),
+        ({}, None, "policy rule matrix"),
+        ({"table": "matrix = true", "limits": "max_matrix_columns = 1"}, None, "policy rule max_matrix_columns"),
+        ({"table": "matrix = true", "more": "[tables.cards.budget]\nrequire_dp = true"}, NOISY, "fitted with privacy"),
+    ],
+)
+def test_a_policy_decides_whether_there_are_standard_errors(
+    tmp_path: Path, settings: dict[str, str], privacy: tp.Privacy | None, why: str
+) -> None:
+    """Over a real party file a model has its coefficients, and says which rule keeps the errors from it; no product of
+    the rows that only the errors need has left then.
+    """
+    (tmp_path / "state").mkdir()
+    file = write_file(tmp_path, top='state_dir = "state"\naudit_log = "audit.jsonl"', **settings)
+    relation = policed(open_party(file)).sql("SELECT credit, open, region, fraud FROM cards", label="fraud")
+    model = tp.LogisticRegression(l2=0.1, rounds=5, privacy=privacy).fit(relation)
+    before = len(audit_lines(tmp_path))
+    found = model.summary()
+    assert found.to_pandas()["coef"].notna().all()
+    assert found.to_pandas()["std_err"].isna().all() == bool(why)
+    text = " ".join(str(found).split())
+    assert ("No standard errors" in text) == bool(why)
+    assert why in text
+    released = [line for line in audit_lines(tmp_path)[before:] if "GRAM" in str(line) and not line.get("rule")]
+    assert bool(released) == (not why)

@@ -75,7 +75,7 @@ class Pooled:
     def __init__(self, relation: tp.Relation, model: Any, label: str):
         self.client, self.model = relation.client, model
         self.targets, self.label = targets_of(relation, label), label
-        specs, encoding = model.model_.specs, model.encoding_
+        specs, encoding = model._model.specs, model.encoding_
         found = joined_tables(self.client, encoding)
         self.tables = {alias: torch.tensor(found[alias].matrix()) for alias in specs}
         self.networks = {a: TorchTable(specs[a], rows.shape[1], a) for a, rows in self.tables.items()}
@@ -183,8 +183,8 @@ def test_it_is_one_tabnet_on_the_join(fed: tp.Federation, label: str) -> None:
     model = learner(label).fit(relation)
     pooled = Pooled(relation, model, label)
     top = pooled.finetune(pooled.pretrain())
-    assert model.model_.top.theta == pytest.approx(top, abs=1e-7)
-    found = model.model_.parameters()
+    assert model._model.top.theta == pytest.approx(top, abs=1e-7)
+    found = model._model.parameters()
     assert found.keys() == pooled.flats.keys()
     for alias, flat in pooled.flats.items():
         assert found[alias] == pytest.approx(flat.detach().numpy(), abs=1e-7), alias
@@ -199,7 +199,7 @@ def test_latent_vectors_and_attention(fed: tp.Federation) -> None:
     """
     relation = relation_of(fed, "grade")
     model = learner("grade").fit(relation)
-    latent, named = model.transform(relation), model.model_.top.flat.named(model.model_.top.theta)
+    latent, named = model.transform(relation), model._model.top.flat.named(model._model.top.theta)
     assert latent.shape == (len(relation), 6)
     scores = latent @ named["final.weight"].T + named["final.bias"]
     assert np.argmax(scores, axis=1) == pytest.approx(np.searchsorted(model.classes_, model.predict(relation)))
@@ -244,8 +244,8 @@ def test_pretraining_helps_and_one_seed_gives_one_result(fed: tp.Federation) -> 
     first, again, other = (learner(pretrain_epochs=4, seed=seed).fit(relation) for seed in (1, 1, 2))
     errors = [entry["loss"] for entry in first.pretraining_]
     assert errors[-1] < errors[0]
-    assert np.array_equal(first.model_.top.theta, again.model_.top.theta)
-    assert not np.array_equal(first.model_.top.theta, other.model_.top.theta)
+    assert np.array_equal(first._model.top.theta, again._model.top.theta)
+    assert not np.array_equal(first._model.top.theta, other._model.top.theta)
 
 
 def test_without_pretraining_it_is_finetuned_from_the_seed(fed: tp.Federation) -> None:

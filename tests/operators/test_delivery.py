@@ -262,7 +262,7 @@ def test_noise_is_asked_for_once(tmp_path: Path, known_noise: None, monkeypatch:
     privacy = tp.Privacy(feature_epsilon=20.0, prediction_epsilon=20.0)
     model = tp.LogisticRegression(privacy=privacy).fit(rel)
     calls = itertools.count()
-    fitted: Any = model.model_
+    fitted: Any = model._model
     asked = fitted.scores
     monkeypatch.setattr(fitted, "scores", lambda client: (next(calls), asked(client))[1])
     assert model.predict(rel, deliver_to="store")["written"] == 120

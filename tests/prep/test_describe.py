@@ -19,6 +19,9 @@ from hypothesis import HealthCheck, given, settings
 import tablepuppet as tp
 from tablepuppet.federation import PartyEntry
 from tablepuppet.prep.explore import describe as describe_module
+from tablepuppet.runs.figures import metric
+from tests.party.policed import federation as policed
+from tests.party.policed import open_party, write_file
 from tests.relations import COLUMNS, World, federation, oracle, statistics, worlds, write_party
 
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
@@ -259,3 +262,34 @@ def test_extremes_are_told_of_public_columns_only(tmp_path: Path) -> None:
             assert told[name]["min"] == low
     whole = tp.Federation({"p0": PartyEntry(urls["p0"], {"t": "aggregate"})}).sql(sql).describe().to_arrow()
     assert whole["min"].to_pylist() == whole["max"].to_pylist() == [None] * 5
+
+
+def test_a_table_says_why_it_has_no_number(tmp_path: Path) -> None:
+    """Extremes of a column that is not public are withheld, in tables and on the page of a profile; those of a public
+    one are there, and what a column cannot have is not applicable.
+    """
+    relation = policed(open_party(write_file(tmp_path))).sql("SELECT credit, open, region FROM cards")
+    found = relation.describe()
+    numbers, categories = found.table_views()
+    heads = list(numbers.columns)
+    credit, public = (dict(zip(heads, row, strict=True)) for row in numbers.rows)
+    assert (credit["min"], credit["max"]) == ("withheld", "withheld")
+    assert (public["min"], public["max"]) == ("0", "88.5")
+    [region] = (dict(zip(categories.columns, row, strict=True)) for row in categories.rows)
+    assert region["top"] == "withheld"
+    assert found.facts("credit")["max"] == "withheld"
+    assert found.facts("region")["mean"] == "-"
+    page = relation.profile()._repr_html_()
+    assert page.count("<dt>max</dt><dd>withheld</dd>") == 1
+    assert page.count("<dt>top</dt><dd>withheld</dd>") == 1
+    assert "<dd>-</dd>" not in page
+
+
+def test_what_rounds_to_zero_has_no_sign(tmp_path: Path) -> None:
+    """In correlations, on the page of a profile, and in metrics."""
+    row = np.arange(400)
+    table = pa.table({"a": np.sin(row), "b": np.cos(row * 1.7)})
+    relation = federation(tmp_path, {"p": {"t": table}}).sql("SELECT a, b FROM t")
+    assert -0.05 < relation.correlation()["a", "b"] < 0.05
+    assert "-0.0<" not in relation.profile()._repr_html_()
+    assert metric("r2", -1e-7) == "0.0000"

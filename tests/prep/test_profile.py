@@ -194,12 +194,12 @@ def test_ids_and_copies_are_warned_of(tmp_path: Path) -> None:
     not the label, few values, fractions, nor a column that a star leaves out because tables are joined by it.
     """
     rng, row = np.random.default_rng(0), np.arange(300)
-    grams = rng.normal(size=40)
+    grams = rng.normal(size=60)
     parties = {
         "store": {
-            "orders": pa.table({"order_id": row, "item": row % 40, "hour": row % 24, "price": rng.normal(size=300)})
+            "orders": pa.table({"order_id": row, "item": row % 60, "hour": row % 24, "price": rng.normal(size=300)})
         },
-        "shop": {"items": pa.table({"item": np.arange(40), "code": 7 * np.arange(40), "g": grams, "kg": grams / 1000})},
+        "shop": {"items": pa.table({"item": np.arange(60), "code": 7 * np.arange(60), "g": grams, "kg": grams / 1000})},
     }
     relation = federation(tmp_path, parties).sql("SELECT * FROM orders o JOIN items i USING (item)", label="price")
     assert "item" not in relation.columns

@@ -35,7 +35,7 @@ class World:
         self.fed = bounded_federation(folder, {"p": {"a": a}, "q": {"b": b}}, rules)
         self.relation = self.fed.sql("SELECT a.x, b.z, a.y FROM a JOIN b USING (k)", label="y")
         model = tp.LinearRegression(rounds=1, privacy=BOTH).fit(self.relation)
-        self.encoding, self.promise = model.encoding_.id, model.promise_
+        self.encoding, self.promise = model.encoding_.id, model._promise
         self.runs = 0
 
     @property

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import re
 import time
 
 import pytest
@@ -177,3 +178,18 @@ def test_lines_of_a_script_go_to_standard_error(capsys: pytest.CaptureFixture[st
     """They begin with the name of the library."""
     module._print("round 1")
     assert capsys.readouterr() == ("", "tablepuppet: round 1\n")
+
+
+@pytest.mark.parametrize(("columns", "more"), [(110, " · at most 300"), (80, " · at most 300"), (64, "")])
+def test_a_round_takes_one_line(columns: int, more: str) -> None:
+    """In a narrow window it leaves out how many there are in a second, then how many there may be; not the time."""
+    terminal = Console(file=io.StringIO(), force_terminal=True, width=columns, legacy_windows=False)
+    reader = ProgressReader(terminal, patience=0.0)
+    done = Events([reader]).progress("fit", "round 0", 300)
+    done(12, "round 12 · loss 0.5118 · accuracy 0.7644 · 41.4 MB")
+    paper = Console(file=io.StringIO(), width=columns)
+    paper.print(reader._draw())
+    reader.rest()
+    [line] = paper.file.getvalue().splitlines()  # type: ignore[attr-defined]
+    said = re.sub(r" · \d+/s", "", line)
+    assert re.search(rf"round 12 · loss 0.5118 · accuracy 0.7644 · 41.4 MB{more} \([\d.]+ s\)$", said)

@@ -72,4 +72,4 @@ def test_a_guest_that_is_killed_while_it_learns_comes_back(services: Services) -
     fed.events.subscribe(lose, trips=True)
     again, _ = fitted(fed)
     assert done.is_set()
-    np.testing.assert_array_equal(again.model_.top.theta, calm.model_.top.theta)
+    np.testing.assert_array_equal(again._model.top.theta, calm._model.top.theta)

@@ -51,7 +51,7 @@ def write_job(services: Services, kind: str, output: str) -> str:
 
 def top_of(services: Services, folder: Path) -> Any:
     model: Any = tp.load(folder / "model", services.federation(wire="float64"))
-    return model.model_.top.theta
+    return model._model.top.theta
 
 
 @pytest.mark.parametrize("kind", LEARNERS)

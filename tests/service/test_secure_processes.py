@@ -58,7 +58,7 @@ def test_models_are_those_without(
         make(**settings).fit(relation(here, label)),
         make(privacy=SECURE, **settings).fit(relation(fed, label)),
     )
-    found, expected = secure.model_.parameters(), plain.model_.parameters()
+    found, expected = secure._model.parameters(), plain._model.parameters()
     for name, theta in expected.items():  # categories of one frequency may stand in another order
         np.testing.assert_allclose(np.sort(found[name], axis=0), np.sort(theta, axis=0), atol=1e-5)
     assert secure.evaluate(relation(fed, label)) == pytest.approx(plain.evaluate(relation(here, label)), abs=1e-6)

@@ -33,7 +33,7 @@ def services(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFa
 def fitted(fed: tp.Federation, **settings: Any) -> Any:
     relation = fed.sql(SQL, label="returned")
     model: Any = tp.SplitNNClassifier(**SETTINGS | settings).fit(relation)
-    return model.model_.top.theta, np.sort(model.predict_proba(relation)[:, 1]), model, relation
+    return model._model.top.theta, np.sort(model.predict_proba(relation)[:, 1]), model, relation
 
 
 def test_processes_learn_what_one_process_does(services: Services, tmp_path: Path) -> None:

@@ -45,7 +45,7 @@ def test_processes_learn_what_one_process_does(services: Services, tmp_path: Pat
     assert there.pretraining_[-1]["loss"] == pytest.approx(here.pretraining_[-1]["loss"], rel=1.0)  # of hidden cells
     assert there.history_[-1]["loss"] == pytest.approx(here.history_[-1]["loss"], rel=0.5)
     again, _ = fitted(services.federation(wire="float64"))
-    assert np.array_equal(again.model_.top.theta, there.model_.top.theta)
+    assert np.array_equal(again._model.top.theta, there._model.top.theta)
     there.save(tmp_path / "model")
     loaded: Any = tp.load(tmp_path / "model", fed)
     assert np.allclose(loaded.transform(relation), there.transform(relation))
@@ -67,4 +67,4 @@ def test_a_party_killed_in_the_middle_of_pretraining_comes_back(services: Servic
     fed.events.subscribe(lose, trips=True)
     disturbed, _ = fitted(fed)
     assert killed.is_set()
-    assert np.array_equal(disturbed.model_.top.theta, calm.model_.top.theta)
+    assert np.array_equal(disturbed._model.top.theta, calm._model.top.theta)

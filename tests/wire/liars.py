@@ -191,11 +191,11 @@ def fitted(learner: Any, sql: str, label: str) -> Callable[[tp.Federation, Path]
         model.evaluate(relation)
         if hasattr(model, "coef_"):
             repr(model.coef_)
-        model.model_.parameters()
+        model._model.parameters()
         model.save(folder)
         loaded = tp.load(folder, fed)
         loaded.predict(relation)
-        loaded.model_.parameters()
+        loaded._model.parameters()
 
     return use
 

@@ -79,6 +79,7 @@ def test_a_bucket_is_named_once(tmp_path: Path) -> None:
     [
         ("statistics.numbers", {"columns": ["amount", "more"]}),
         ("statistics.numbers", {"columns": ["amount", "more"], "shape": True}),
+        ("statistics.ids", {"columns": ["amount", "more"]}),
         ("statistics.products", {"columns": ["amount", "more"]}),
         ("columns.numbers", {"columns": ["amount", "more"]}),
         ("statistics.buckets", {"columns": ["amount"], "places": np.zeros(200, np.int32),

@@ -41,7 +41,7 @@ def train_networks(
     model = PooledModel(encoding, parts, loss.outputs, unit)
     if learner.solver_ == "sgd":
         steps = PooledSteps(parts, tables, rows, learner.plain_momentum, learner.l2)
-        intercept = descend_by_batches(steps, loss, learner._rates(), learner.schedule_.batch_size, learner.seed, write)
+        intercept = descend_by_batches(steps, loss, learner._rates(), learner._schedule.batch_size, learner.seed, write)
     else:
         intercept = _minimise_networks(model, tables, rows, loss, learner.l2, learner.most_rounds, write)
     return model, unit * intercept

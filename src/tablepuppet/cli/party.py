@@ -13,6 +13,7 @@ import typer
 from tablepuppet.cli.app import App
 from tablepuppet.cli.complaint import complain
 from tablepuppet.cli.output import JsonOption, print_json, print_text, results_console
+from tablepuppet.runs.figures import number
 
 if TYPE_CHECKING:  # a command loads what it needs
     from collections.abc import Sequence
@@ -99,8 +100,8 @@ def budget(file: FileArgument, as_json: JsonOption = False) -> None:
     sides = _sides("table caller", "spent budget left delta")
     rows = []
     for each in accounts:
-        bounds = ["unbounded" if value is None else f"{value:.4g}" for value in (each.budget, each.left)]
-        rows.append([each.table, each.caller or "(everybody)", f"{each.spent:.4g}", *bounds, f"{each.delta:g}"])
+        bounds = ["unbounded" if value is None else number(value) for value in (each.budget, each.left)]
+        rows.append([each.table, each.caller or "(everybody)", number(each.spent), *bounds, f"{each.delta:g}"])
     _print_table(results_console(), "", sides, rows)
 
 

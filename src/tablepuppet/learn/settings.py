@@ -84,7 +84,7 @@ class Configured:
 
     def get_params(self, deep: bool = True) -> dict[str, Any]:
         """The settings; ``deep``: those of parts too, as ``part__setting`` and in their short form."""
-        found = {name: getattr(self, name) for name in self.declared} | self.given_beside
+        found = {name: getattr(self, name) for name in self.declared} | self._given_beside
         if not deep:
             return found
         short = {name: each.default for name, each in self.beside.items()}
@@ -107,7 +107,7 @@ class Configured:
         return self
 
     @property
-    def given_beside(self) -> dict[str, Any]:
+    def _given_beside(self) -> dict[str, Any]:
         """The settings of parts that were given in their short form."""
         return {name: vars(self)[name] for name in self.beside if name in vars(self)}
 

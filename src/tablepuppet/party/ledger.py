@@ -29,6 +29,7 @@ from msgspec import Meta
 from tablepuppet.errors import ConfigError, PartyError, PrivacyError
 from tablepuppet.privacy.accountant import ORDERS, Spending
 from tablepuppet.privacy.funds import Funds, label_mark
+from tablepuppet.runs.figures import number
 
 FILE = "ledger.sqlite"
 _WAIT = 60.0  # seconds for another process to finish its charge
@@ -170,9 +171,9 @@ class Ledger:
         whose = f"caller {caller!r} has" if caller else "all callers together have"
         raise PrivacyError(
             f"party {self.party!r}, table {table!r}: {whose} a budget of epsilon {funds.epsilon:g} at delta "
-            f"{funds.delta:g}, of which {round(funds.left, 9):.4g} is left, and this would spend "
-            f"{funds.after(cost):.4g} in all: ask for less, with a smaller epsilon or fewer rounds, or ask the party's "
-            "operator",
+            f"{funds.delta:g}, of which {number(round(funds.left, 9))} is left, and this would spend "
+            f"{number(funds.after(cost))} in all: ask for less, with a smaller epsilon or fewer rounds, or ask the "
+            "party's operator",
             rule=rule,
         )
 

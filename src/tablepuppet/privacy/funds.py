@@ -16,6 +16,7 @@ from typing import Literal
 
 from tablepuppet.errors import PrivacyError
 from tablepuppet.privacy.accountant import Spending
+from tablepuppet.runs.figures import number
 
 SLACK = 1 + 1e-9  # sums of floats: ten times 0.1 is within a budget of 1
 
@@ -59,8 +60,8 @@ class Funds:
         """Why a cost is not within the budget."""
         whose = "this caller has" if self.whose == "caller" else "all callers together have"
         return (
-            f"epsilon {self.left:.4g} is left of the {self.epsilon:g} that {whose} at delta {self.delta:g}, and it "
-            f"needs {self.needed(cost):.4g}"
+            f"epsilon {number(self.left)} is left of the {self.epsilon:g} that {whose} at delta {self.delta:g}, and it "
+            f"needs {number(self.needed(cost))}"
         )
 
     @property

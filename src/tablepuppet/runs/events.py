@@ -19,6 +19,7 @@ from typing import Any, Literal, Protocol
 
 from tablepuppet.errors import ConfigError, without_controls
 from tablepuppet.runs import interrupts
+from tablepuppet.runs.figures import number
 from tablepuppet.runs.records import TripRecord
 
 ENDED_BY = {"fitted": "fit", "searched": "search"}  # a stage that ends by the event that says how
@@ -130,7 +131,7 @@ class Events:
         """Emit what one call of a party has cost."""
         size = trip.bytes_up + trip.bytes_down
         outcome = f"{size:,} bytes" if trip.answered else "no reply"
-        message = f"party {trip.party!r}: {', '.join(trip.ops)}: {outcome} in {trip.seconds:.3g} s"
+        message = f"party {trip.party!r}: {', '.join(trip.ops)}: {outcome} in {number(trip.seconds, 3)} s"
         self.emit("trip", "trip", message, **trip.to_dict())
 
     def emit(self, kind: Kind, name: str, message: str, **fields: Any) -> Event:

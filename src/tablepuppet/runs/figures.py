@@ -48,7 +48,7 @@ def metric(name: str, value: float) -> str:
         return UNKNOWN
     if (_metric_in(name) or name) in _IN_UNITS:
         return number(value, zeros=True)
-    return f"{value:.{_DECIMALS}f}"
+    return fixed(value, _DECIMALS)
 
 
 def metrics_line(values: Mapping[str, float], constant: Mapping[str, float] | None = None) -> str:
@@ -96,6 +96,15 @@ def number(value: float, digits: int = 4, *, zeros: bool = False) -> str:
     return text.rstrip("0").rstrip(".") if decimals and not zeros else text
 
 
+def fixed(value: float, decimals: int) -> str:
+    """A number with so many decimals; what rounds to zero has no sign.
+
+    >>> fixed(-0.00001, 4), fixed(-0.25, 1), fixed(1234.5, 0)
+    ('0.0000', '-0.2', '1,234')
+    """
+    return f"{round(value, decimals) + 0.0:,.{decimals}f}"
+
+
 def shown(value: Any, digits: int = 4) -> str:
     """A value as a cell of a table: whole numbers are counts, fractions have so many significant digits.
 
@@ -116,10 +125,10 @@ def shown(value: Any, digits: int = 4) -> str:
 def setting_text(value: Any) -> str:
     """A setting, as short as it can be typed.
 
-    >>> setting_text(1e-6), setting_text(0.00123456), setting_text("lbfgs"), setting_text((16, 8))
-    ('1e-06', '0.001235', 'lbfgs', '(16, 8)')
+    >>> setting_text(1e-6), setting_text(0.00123456), setting_text(2e4), setting_text("lbfgs"), setting_text((16, 8))
+    ('1e-06', '0.001235', '20000', 'lbfgs', '(16, 8)')
     """
-    return f"{value:.4g}" if isinstance(value, float) else str(value)
+    return number(value).replace(",", "") if isinstance(value, float) else str(value)
 
 
 def readable(size: float) -> str:

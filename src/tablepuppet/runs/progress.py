@@ -80,21 +80,23 @@ class ProgressReader:
     def _drawn_lines(self, stage: Stage) -> list[RenderableType]:
         if stage.state == "ended" and not stage.is_worth_showing(self._patience):
             return []
-        inner = [] if stage.inner is None else [_line_of(stage.inner, Text("  ·"))]
-        return [_line_of(stage, self._spinner), *inner]
+        width = self._console.width
+        inner = [] if stage.inner is None else [_line_of(stage.inner, Text("  ·"), width - 4)]
+        return [_line_of(stage, self._spinner, width - 2), *inner]
 
 
-def _line_of(stage: Stage, moving: RenderableType) -> Table:
-    """A stage as a line: a mark or something that moves, a bar if it is known how much is done, and its text."""
+def _line_of(stage: Stage, moving: RenderableType, width: int) -> Table:
+    """A stage as a line: a mark or what moves, a bar if it is known how much is done, and a text that fits."""
     runs = stage.state == "runs"
     cells: list[RenderableType] = [moving if runs else Text(stage.mark)]
     if runs and stage.share is not None:
         cells.append(ProgressBar(total=1.0, completed=stage.share, width=BAR))
+        width -= BAR + 1
     line = Table.grid(padding=(0, 1, 0, 0))
     for _ in cells:
         line.add_column(no_wrap=True)
     line.add_column(overflow="fold")
-    line.add_row(*cells, Text(stage.text))
+    line.add_row(*cells, Text(stage.fitted(width)))
     return line
 
 

@@ -9,6 +9,8 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass, field
 
+from rich.cells import cell_len
+
 from tablepuppet.runs.events import ENDED_BY, UP_TO, Event, State, state_of
 from tablepuppet.runs.figures import number, seconds
 
@@ -59,15 +61,25 @@ class Stage:
         >>> Stage("fit", "5e0c41d2", "round 52 · loss 0.5000", 52, 400, 0.0, 8.6, rate=6.04).text
         'round 52 · loss 0.5000 · 6/s · at most 400 (8.6 s)'
         """
-        said, facts = [self.message], []
+        return self.fitted()
+
+    def fitted(self, width: int | None = None) -> str:
+        """The same without what is least worth knowing, where it would be longer than a line.
+
+        >>> stage = Stage("fit", "5e0c41d2", "round 52 · loss 0.5000", 52, 400, 0.0, 8.6, rate=6.04)
+        >>> stage.fitted(45), stage.fitted(30)
+        ('round 52 · loss 0.5000 · at most 400 (8.6 s)', 'round 52 · loss 0.5000 (8.6 s)')
+        """
+        more, facts = [], list[str]()
         if self.state != "ended":
             if self.name in UP_TO:
-                said += [_rate(self.rate)] if self.rate else []
-                said += [f"at most {self.total:,}"] if self.total else []
+                more += [_rate(self.rate)] if self.rate else []
+                more += [f"at most {self.total:,}"] if self.total else []
             elif self.total > 1:
                 facts.append(f"{self.done:,} of {self.total:,}")
         facts += [seconds(self.seconds)] + ["stopped"] * (self.state == "stopped")
-        return f"{' · '.join(said)} ({', '.join(facts)})"
+        lines = [f"{' · '.join([self.message, *more[start:]])} ({', '.join(facts)})" for start in range(len(more) + 1)]
+        return next((line for line in lines if width is None or cell_len(line) <= width), lines[-1])
 
     def advance(self, event: Event) -> None:
         """Read how far it is."""

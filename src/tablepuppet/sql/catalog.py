@@ -16,7 +16,7 @@ import pyarrow as pa
 
 from tablepuppet.errors import CatalogError
 from tablepuppet.privacy.funds import Funds
-from tablepuppet.runs.figures import shown
+from tablepuppet.runs.figures import NOT_APPLICABLE, number, shown
 from tablepuppet.runs.table_view import Align, TableResult, TableView
 from tablepuppet.spelling import did_you_mean
 from tablepuppet.sql.expression import columns_of, is_column
@@ -163,7 +163,8 @@ class Catalog(TableResult):
         has_budgets = any(shard.funds for shards in self._shards.values() for shard in shards)
         for shards in self._shards.values():
             for index, shard in enumerate(shards):
-                left = [min((f"{each.left:.4g}" for each in shard.funds), key=float, default="")] if has_budgets else []
+                least = min((each.left for each in shard.funds), default=None)
+                left = [NOT_APPLICABLE if least is None else number(least)] if has_budgets else []
                 begin = ["" if index else shard.name, shard.party, shown(shard.rows), *left]
                 is_same = index > 0 and shard.columns == shards[0].columns
                 for type_name, names in [("", ["the same"])] if is_same else _by_type(shard.columns).items():

@@ -45,7 +45,7 @@ ELSEWHERE = {  # what users of scikit-learn, Keras and torch try
         ("n_iter_", "loss_curve_", "loss_", "history"),
         "model.history_ has the numbers of each round, as many as there were; model.plot() draws them",
     ),
-    **dict.fromkeys(("feature_names_in_", "feature_names_"), "model.relation_columns_, or rel.columns"),
+    **dict.fromkeys(("feature_names_in_", "feature_names_"), "model._relation_columns, or rel.columns"),
     **dict.fromkeys(("coefs_", "feature_importances_"), "model.coef_ of a linear model has its parameters by column"),
     **dict.fromkeys(("partial_fit", "warm_start"), "model.fit(relation) learns from all rows anew"),
     **dict.fromkeys(
@@ -89,7 +89,7 @@ class Estimator(Configured, Fitted, BaseEstimator, ABC):  # type: ignore[misc]
     @one_run()
     def fit(self, relation: Relation) -> Self:
         """Learn from a relation. If this fails, the learner does not change."""
-        with self.unchanged_if_it_fails(relation):
+        with self._unchanged_if_it_fails(relation):
             self.check_settings()
             need_relation(relation, "fit")
             self.check_plan(relation.plan)
@@ -97,12 +97,12 @@ class Estimator(Configured, Fitted, BaseEstimator, ABC):  # type: ignore[misc]
                 raise LearnError("the relation has no joined rows; check the join keys and filters with explain()")
             relation = relation.to_learn()
             self.encoding_ = relation.fit_encoding()
-            self.check_features(relation)
+            self._check_features(relation)
             self.store_fit(relation, self.encoding_, self._learn(relation))
         return self
 
     @contextmanager
-    def unchanged_if_it_fails(self, *relations: Any) -> Iterator[None]:
+    def _unchanged_if_it_fails(self, *relations: Any) -> Iterator[None]:
         """Restore what was learned before if the block raises an error, and send nothing more of what it has begun."""
         before = dict(self.__dict__)
         try:
@@ -121,15 +121,15 @@ class Estimator(Configured, Fitted, BaseEstimator, ABC):  # type: ignore[misc]
 
     def store_fit(self, relation: Relation, encoding: Encoding, model: Storable) -> None:
         """Store what was learned in the attributes that end in ``_``."""
-        self.encoding_, self.model_ = encoding, model
-        self.relation_columns_ = [(c.alias, c.name, c.type) for c in encoding.kept(relation.query.features)]
-        self.n_features_in_ = len(self.relation_columns_)
+        self.encoding_, self._model = encoding, model
+        self._relation_columns = [(c.alias, c.name, c.type) for c in encoding.kept(relation.query.features)]
+        self.n_features_in_ = len(self._relation_columns)
         self.parties_ = relation.plan.parties
-        self.engine_ = relation.client.engine
-        self.uses_ = Uses.of(relation.plan, self.privacy, relation.client.secured.parties)
-        self.privacy_ = promised(self.uses_, self.privacy, self.promise_)
+        self._engine = relation.client.engine
+        self._uses = Uses.of(relation.plan, self.privacy, relation.client.secured.parties)
+        self.privacy_ = promised(self._uses, self.privacy, self._promise)
         self._category_names = None
-        self.relation_ = relation  # parties hold the parameters until its session ends
+        self._relation = relation  # parties hold the parameters until its session ends
 
     # Before a fit
 
@@ -144,9 +144,9 @@ class Estimator(Configured, Fitted, BaseEstimator, ABC):  # type: ignore[misc]
             raise PrivacyError(f"{type(self).__name__} has no private form yet: leave privacy at None")
         check_demanded(plan, None)
 
-    def check_features(self, relation: Relation) -> None:
+    def _check_features(self, relation: Relation) -> None:
         """Warn if there is no column to learn from. If noise hides all columns, the warning after the fit says so."""
-        if self.promise_ is None and not self.encoding_.kept(relation.query.features):
+        if self._promise is None and not self.encoding_.kept(relation.query.features):
             none = "the query selects no column but the label"
             why = f"all of {', '.join(relation.columns)} were left out" if relation.columns else none
             message = f"no feature is left to learn from ({why}): the model will predict a constant"
@@ -169,7 +169,7 @@ class Estimator(Configured, Fitted, BaseEstimator, ABC):  # type: ignore[misc]
         check_fitted(self)
         if self._category_names is None:
             self._category_names = (
-                {} if self.encoding_.private else encoder_names(self.relation_.client, self.encoding_)
+                {} if self.encoding_.private else encoder_names(self._relation.client, self.encoding_)
             )
         return {column: list(names) for column, names in self._category_names.items()}
 
@@ -177,10 +177,10 @@ class Estimator(Configured, Fitted, BaseEstimator, ABC):  # type: ignore[misc]
         """Raise LearnError or PrivacyError unless the model can be used over a relation."""
         check_fitted(self)
         need_relation(relation, verb)
-        if relation.client.engine is not self.engine_:
+        if relation.client.engine is not self._engine:
             raise LearnError("this relation is of another federation than the one the model was fitted in")
         self._check_columns(relation)
-        if self.promise_ is None and self.privacy is not None and self.privacy.prediction_epsilon is not None:
+        if self._promise is None and self.privacy is not None and self.privacy.prediction_epsilon is not None:
             raise PrivacyError(
                 "predictions of this model cannot have noise, as it was not fitted so: fit it over a relation with "
                 "privacy=tp.Privacy(feature_epsilon=..., prediction_epsilon=...)"
@@ -189,19 +189,19 @@ class Estimator(Configured, Fitted, BaseEstimator, ABC):  # type: ignore[misc]
     def _check_columns(self, relation: Relation) -> None:
         """LearnError unless the relation has the columns that the model was fitted on, of the same kind."""
         types = {(column.alias, column.name): column.type for column in relation.query.features}
-        missing = [f"{alias}.{name}" for alias, name, _ in self.relation_columns_ if (alias, name) not in types]
+        missing = [f"{alias}.{name}" for alias, name, _ in self._relation_columns if (alias, name) not in types]
         if missing:
             raise LearnError(
                 f"the relation lacks columns the model was fitted on: {', '.join(missing)}. A query to predict over "
                 "selects them by the same names, from tables with the same aliases as in the fit"
             )
-        for alias, name, type_ in self.relation_columns_:
+        for alias, name, type_ in self._relation_columns:
             now = types[alias, name]
             if is_text(now) != is_text(type_):
                 raise LearnError(f"column {alias}.{name} is {now} here; the model was fitted on {type_}")
 
     def __getstate__(self) -> dict[str, Any]:
-        if hasattr(self, "model_"):
+        if hasattr(self, "_model"):
             raise NotPickledError(
                 f"a fitted {type(self).__name__} cannot be pickled or copied: parties hold its parameters. Write "
                 "model.save(folder) and tp.load(folder, fed); sklearn.base.clone(model) copies its settings"

@@ -68,8 +68,8 @@ class FedOnce(SplitNN):
     After a fit, ``host_`` is the alias of the label's table, ``absent_`` are those of guests that lagged.
     """
 
-    private_instead: ClassVar[str] = ""
-    to_lower: ClassVar[str] = "epochs or rounds"
+    _private_instead: ClassVar[str] = ""
+    _to_lower: ClassVar[str] = "epochs or rounds"
 
     bottom: Bottom | Mapping[str, Bottom] = setting(
         default=mlp(hidden=(32, 32)),
@@ -142,7 +142,7 @@ class FedOnce(SplitNN):
 
     def parameters_of(self, alias: str, width: int, outputs: int) -> int:
         """Where steps have noise, all parameters of the network have it."""
-        if not self.has_private_features:
+        if not self._has_private_features:
             return super().parameters_of(alias, width, outputs)
         bottom = self.bottom[alias] if isinstance(self.bottom, Mapping) else self.bottom
         shape = msgspec.structs.replace(bottom, outputs=int(self.embedding)).theta_shape(width)
@@ -151,13 +151,13 @@ class FedOnce(SplitNN):
 
     def plan_rounds(self, rows: int, allowed: Any) -> None:
         """Choose epochs and batches; with noise on features, rounds are those of its promise."""
-        if self.promise_ is None:
+        if self._promise is None:
             super().plan_rounds(rows, allowed)
         else:
-            self.schedule_ = Schedule(self.promise_.rounds, TOP_BATCH)
+            self._schedule = Schedule(self._promise.rounds, TOP_BATCH)
 
     def _holds_out(self, relation: Relation) -> bool:
-        return not self.has_private_features and super()._holds_out(relation)
+        return not self._has_private_features and super()._holds_out(relation)
 
     def specs(self, aliases: Sequence[str]) -> dict[str, Bottom]:
         """The network of each table, with ``embedding`` outputs."""
@@ -216,7 +216,7 @@ class FedOnce(SplitNN):
             self.converged_ = ended_flat(self.history_, self.most_rounds)
         elif self.host_ in model.tables:
             noisy.learn(
-                self.host_, messages, loss, self._highest_lr, self.schedule_.batch_size, self.seed,
+                self.host_, messages, loss, self._highest_lr, self._schedule.batch_size, self.seed,
                 lambda done: report(out_of_units(done, self.unit_)),
             )  # fmt: skip
         model.forget()
@@ -224,10 +224,10 @@ class FedOnce(SplitNN):
 
     def _noisy_steps(self, model: OnceModel) -> NoisyOnce | None:
         """FedOnce-L1; None without noise on features."""
-        if not isinstance(self.promise_, StepPromise):
+        if not isinstance(self._promise, StepPromise):
             return None
         assert isinstance(model.noise, StepNoise), "`_new_model` gave it"
-        return NoisyOnce(model, model.noise, self.promise_.rounds, self.promise_.steps)
+        return NoisyOnce(model, model.noise, self._promise.rounds, self._promise.steps)
 
     def _learn_from(
         self, messages: Embeddings, model: OnceModel, relation: Relation, loss: JoinedLoss,
@@ -237,7 +237,7 @@ class FedOnce(SplitNN):
         if self.rounds == 1:
             relation.client.outbox.leave_lost()
         host = [alias for alias in model.tables if alias not in model.guests]
-        rates = falling(self._highest_lr, self.schedule_.rounds)
+        rates = falling(self._highest_lr, self._schedule.rounds)
         self._descend(Exchange(model, host), loss, rates, report, fixed=messages)
         if self.rounds > 1 and model.guests:
             self._continue_as_splitnn(model, loss, report, validated)
@@ -287,9 +287,9 @@ class FedOnce(SplitNN):
 
     def _new_model(self, relation: Relation, specs: Mapping[str, Bottom]) -> OnceModel:
         model = OnceModel(self.host_, relation.client, self.encoding_, relation.wire, specs, self.l2, self.unit_)
-        if isinstance(self.promise_, StepPromise):
+        if isinstance(self._promise, StepPromise):
             relation.events.emit("info", "privacy.noise", "choosing the noise of steps, which may take some seconds")
-            model.noise = self.promise_.choose({alias: model.table_model(alias).flat.size for alias in model.tables})
+            model.noise = self._promise.choose({alias: model.table_model(alias).flat.size for alias in model.tables})
         return model
 
     def _top(self, widths: Mapping[str, int], constant: Array, double: bool) -> Top:
@@ -299,7 +299,7 @@ class FedOnce(SplitNN):
     @property
     def most_rounds(self) -> int:
         """The largest number of epochs, or of rounds with noise."""
-        return self.schedule_.rounds + int(self.rounds) - 1
+        return self._schedule.rounds + int(self.rounds) - 1
 
     # Saving
 
@@ -316,9 +316,9 @@ class FedOnce(SplitNN):
         """A model with the stored parameters, for predictions only."""
         model = super().saved(stored, engine, wire)
         model.absent = frozenset(self.absent_)
-        if self.promise_ is not None and self.promise_.noise.image is not None:
-            noise = self.promise_.noise.of_predictions(self.promise_.noise.clip)
-            model.noise, model.spent = {alias: {"noise": noise} for alias in model.specs}, self.promise_.noise
+        if self._promise is not None and self._promise.noise.image is not None:
+            noise = self._promise.noise.of_predictions(self._promise.noise.clip)
+            model.noise, model.spent = {alias: {"noise": noise} for alias in model.specs}, self._promise.noise
         elif self.noise:
             model.noise = {alias: {"blur": float(self.noise)} for alias in model.specs if alias != self.host_}
         return model

@@ -65,7 +65,7 @@ class Learner(Planner):
     """Learns a label. Subclasses define the task (tasks.py) and the model (``spec`` and ``_train``)."""
 
     error_kinds: ClassVar[tuple[str, ...]] = ()  # of a joined row, the usual one first
-    own_patience: ClassVar[int] = OWN_PATIENCE  # rounds at least, on rows that the learner held out itself
+    _own_patience: ClassVar[int] = OWN_PATIENCE  # rounds at least, on rows that the learner held out itself
 
     l2: float = setting(
         default=1e-6,
@@ -87,7 +87,7 @@ class Learner(Planner):
         not fallen for ``patience`` rounds, and the parameters of the best round are kept. If this fails, the learner
         does not change.
         """
-        with self.unchanged_if_it_fails(relation, validation):
+        with self._unchanged_if_it_fails(relation, validation):
             try:
                 return self._fit(relation, validation, may_hold_out=validation is None)
             except CannotHoldOutError as error:  # an error of the rows themselves comes again, and then by itself
@@ -145,7 +145,7 @@ class Learner(Planner):
         prepared = relation.events.progress("prepare", f"{type(self).__name__}: preparing labels and features", 1)
         shards = {alias: len(relation.client.shards(alias)) for alias in tables_of(relation.query)}
         self.solver_ = self._solver_for(shards, len(relation))
-        self.promise_ = self._feature_promise(relation)
+        self._promise = self._feature_promise(relation)
         self.plan_rounds(len(relation), partial(self._allowance, relation, validation))
         labels_first = self._check_budget(relation, validation)  # before anything is charged
         asked = self._ask_labels(relation.client, label)  # before statistics are read: both travel together
@@ -153,11 +153,11 @@ class Learner(Planner):
         if labels_first:
             asked.read()
             self._check_budget(relation, validation, labels_paid=True)
-        if self.promise_ is None:
+        if self._promise is None:
             self.encoding_ = relation.fit_encoding()
         else:
-            self.encoding_ = relation.fit_private_encoding(self.promise_.encoders)
-        self.check_features(relation)
+            self.encoding_ = relation.fit_private_encoding(self._promise.encoders)
+        self._check_features(relation)
         loss = self._prepare(relation.client, label, asked)
         self.converged_ = False
         self.history_ = Records()
@@ -165,7 +165,7 @@ class Learner(Planner):
         if validation is not None and asked_also is not None:
             client = validation.client
             apply_encoding(client, self.encoding_)
-            patience = max(self.patience, self.own_patience) if own else self.patience
+            patience = max(self.patience, self._own_patience) if own else self.patience
             labels = self._labels(client, label, asked_also, "in the validation relation")
             held_out = Validation(client, self._loss(client, labels), patience, own)
         return Watch(self, relation, loss, held_out, prepared)
@@ -261,7 +261,7 @@ class Learner(Planner):
         averages numbers or probabilities. Returns a receipt: party, table, run, and the rows written and without one.
         """
         self.check_relation(relation, "predict")
-        features = dict.fromkeys(alias for alias, _, _ in self.relation_columns_)
+        features = dict.fromkeys(alias for alias, _, _ in self._relation_columns)
         return handed_out(self.predictions, relation, features, ids, deliver_to, combine)
 
     def predictions(self, relation: Relation) -> Predictions:
@@ -287,7 +287,7 @@ class Learner(Planner):
         predicted = self.predictions(relation).values
         return self._measured_at_party(relation.client, label_of(relation), predicted)
 
-    def measures(self, rows: JoinedRows) -> Metrics:
+    def _measures(self, rows: JoinedRows) -> Metrics:
         """The metrics of `evaluate`, for rows with labels and scores."""
         block = rows.whole()
         return self._measured(block.labels, self._predicted(block[SCORES]), block.weights)
@@ -313,11 +313,11 @@ class Learner(Planner):
         done = relation.events.progress("predict", f"{type(self).__name__}: predicting", 1)
         apply_encoding(client, self.encoding_)
         try:
-            scores = cast(Model, self.model_).scores(client)
+            scores = cast(Model, self._model).scores(client)
             done(1)
         finally:
-            if self.promise_ is not None:  # predictions cost epsilon even if their replies were lost
-                self.privacy_ = promised(self.uses_, self.promise_.privacy, self.promise_)
+            if self._promise is not None:  # predictions cost epsilon even if their replies were lost
+                self.privacy_ = promised(self._uses, self._promise.privacy, self._promise)
         if not np.isfinite(scores).all():
             raise LearnError(
                 "the relation has feature values that are not finite (NaN or infinity); filter them in WHERE"
@@ -375,7 +375,7 @@ class Learner(Planner):
     def saved(self, stored: Stored, engine: Engine, wire: str) -> SavedModel:
         """A model with the stored parameters, for predictions only."""
         model = SavedModel(self.spec(len(self.intercept_)), self.encoding_, stored, engine, wire)
-        model.spent = None if self.promise_ is None else self.promise_.noise
+        model.spent = None if self._promise is None else self._promise.noise
         return model
 
 

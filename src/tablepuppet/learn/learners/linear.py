@@ -67,7 +67,7 @@ class LinearLearner(SolverLearner):
         heads = classes if len(classes) > 2 else ["coefficient"]
         asked = weakref.WeakMethod(self._meanings)  # a stored result must not keep a session open
         meanings = lambda: found() if (found := asked()) else {}  # noqa: E731
-        return NamedNumbers(by_column(self.encoding_, self.model_.parameters()), heads, meanings)
+        return NamedNumbers(by_column(self.encoding_, self._model.parameters()), heads, meanings)
 
     @names_checked
     def summary(self, relation: Relation | None = None) -> CoefficientSummary:
@@ -100,7 +100,7 @@ class LinearLearner(SolverLearner):
         return Linear(outputs)
 
     def _train(self, relation: Relation, loss: JoinedLoss, watch: Watch) -> tuple[Watched, Array]:
-        promise, solver = self.promise_, self.solving
+        promise, solver = self._promise, self.solving
         if isinstance(promise, StepPromise):
             return solve_by_steps(self, relation, loss, watch.of, promise, self.spec(loss.outputs))
         assert promise is None or isinstance(promise, SumPromise), "there are two kinds"
@@ -118,7 +118,7 @@ class LinearLearner(SolverLearner):
 
     def _tolerance(self) -> float:
         """What a round must gain, as a share of the objective."""
-        if self.promise_ is not None:
+        if self._promise is not None:
             return self.tol
         return self.tol if self.solving.sums_shards else max(self.tol, CONSENSUS_TOL)
 
@@ -126,7 +126,7 @@ class LinearLearner(SolverLearner):
         """Whether `along_l2` can fit it: by one solver without noise, whose shards add up sums."""
         if self.asked_solver not in ("auto", "lbfgs") or self.privacy is not None:
             return False
-        return chosen_solver(self.solver, "lbfgs", self.given_beside).sums_shards
+        return chosen_solver(self.solver, "lbfgs", self._given_beside).sums_shards
 
     def along_l2(self, relation: Relation, values: Sequence[float], test: Relation) -> Iterator[Measured]:
         """Fit for one value of ``l2`` after another, measured on both relations; be that model until the next one.
@@ -166,15 +166,15 @@ class LinearLearner(SolverLearner):
                 model.score(test.client, held_out)
                 add_intercept(held_out, intercept, "the fold to measure on")
                 # as in `evaluate`: training rows may be encoded by other numbers
-                train = self.evaluate(relation) if relation.prep.leaves_out else self.measures(loss.rows)
-                yield Measured(l2, train, self.measures(held_out))
+                train = self.evaluate(relation) if relation.prep.leaves_out else self._measures(loss.rows)
+                yield Measured(l2, train, self._measures(held_out))
         finally:
             rows.drop()
 
     def _solve_by_batches(
         self, model: LinearModel, loss: JoinedLoss, report: Callable[[Round], bool], solver: SGD
     ) -> Array:
-        rounds, size = self.schedule_.rounds, self.schedule_.batch_size
+        rounds, size = self._schedule.rounds, self._schedule.batch_size
         model.start()
         if isinstance(solver.lr, str):
             momentum = MOMENTUM if isinstance(solver.momentum, str) else solver.momentum
@@ -189,8 +189,8 @@ class LinearLearner(SolverLearner):
         return intercept
 
     def _costs(self, batches: int) -> Costs:
-        if isinstance(self.promise_, StepPromise):
-            return Costs(Cost(1, 1), Cost(1, self.promise_.steps_of_round + 1))
+        if isinstance(self._promise, StepPromise):
+            return Costs(Cost(1, 1), Cost(1, self._promise.steps_of_round + 1))
         inner = self.solving.inner_trips
         if self.solver_ != "sgd":
             return Costs(Cost(0, 1), Cost(0, inner + 1))

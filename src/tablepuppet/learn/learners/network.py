@@ -65,7 +65,7 @@ class NetworkLearner(SolverLearner):
         """By table: weights and bias of each hidden layer, then the weights of the output, which has no bias."""
         check_fitted(self)
         found = {}
-        for alias, theta in self.model_.parameters().items():
+        for alias, theta in self._model.parameters().items():
             network = NetworkTable.over(len(self.encoding_.names(alias)), self.hidden, len(self.intercept_))
             found[alias] = [part for layer in network.layers(theta) for part in layer if part is not None]
         return found
@@ -80,7 +80,7 @@ class NetworkLearner(SolverLearner):
         If a table has several shards, both need two trips, and L-BFGS is chosen since its objective never rises. With
         noise on features, the better of the solvers that support noise is chosen.
         """
-        if self.has_private_features:
+        if self._has_private_features:
             return PRIVATE_SOLVER
         return "lbfgs" if self._is_small(rows) or any(count > 1 for count in shards.values()) else "admm"
 
@@ -96,8 +96,8 @@ class NetworkLearner(SolverLearner):
         return True
 
     def _costs(self, batches: int) -> Costs:
-        if isinstance(self.promise_, StepPromise):
-            return Costs(Cost(1, 1), Cost(1, self.promise_.steps_of_round + 1))
+        if isinstance(self._promise, StepPromise):
+            return Costs(Cost(1, 1), Cost(1, self._promise.steps_of_round + 1))
         if self.solver_ == "sgd":
             return Costs(Cost(1, batches), Cost(0, 2 * batches))
         if self.solver_ == "admm":
@@ -110,8 +110,8 @@ class NetworkLearner(SolverLearner):
         super()._check_private()
 
     def _train(self, relation: Relation, loss: JoinedLoss, watch: Watch) -> tuple[Watched, Array]:
-        if isinstance(self.promise_, StepPromise):
-            return solve_by_steps(self, relation, loss, watch.of, self.promise_, self.spec(loss.outputs))
+        if isinstance(self._promise, StepPromise):
+            return solve_by_steps(self, relation, loss, watch.of, self._promise, self.spec(loss.outputs))
         loss, unit = in_units(loss)
         spec = self.spec(loss.outputs)
         model = FederatedModel(relation.client, loss.rows, self.encoding_, relation.wire, spec, self.l2, unit)
@@ -123,7 +123,7 @@ class NetworkLearner(SolverLearner):
         tol = max(self.tol, SINGLE_PRECISION_TOL) if wire == "float32" else self.tol
         if self.solver_ == "sgd":
             steps = Stochastic(model, self.plain_momentum)
-            intercept = descend_by_batches(steps, loss, self._rates(), self.schedule_.batch_size, self.seed, report)
+            intercept = descend_by_batches(steps, loss, self._rates(), self._schedule.batch_size, self.seed, report)
             self.converged_ = ended_flat(self.history_, self.most_rounds)
             return intercept
         if isinstance(solver := self.solving, ADMM):
@@ -134,7 +134,7 @@ class NetworkLearner(SolverLearner):
         else:
             assert self.solver_ == "lbfgs", f"networks do not know {self.solver_!r}"
             intercept, self.converged_ = descend_full_batch(
-                model, loss, self.most_rounds, tol, report, self.schedule_.replies
+                model, loss, self.most_rounds, tol, report, self._schedule.replies
             )
         return intercept
 

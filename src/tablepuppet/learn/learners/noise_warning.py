@@ -82,7 +82,7 @@ def warn_of_noise(
 
 def _is_luck(learner: NoisyLearner, privacy: Privacy, tables: dict[str, TableSize], rows: int) -> bool:
     """Whether there is so much noise that any gain of the model is chance."""
-    if learner.promise_ is not None and is_all_noise(learner.promise_, tables):
+    if learner._promise is not None and is_all_noise(learner._promise, tables):
         return True
     parameters = sum(table.parameters for table in tables.values())
     return privacy.is_label_private and rows * label_share(privacy, _classes(learner)) < parameters
@@ -94,13 +94,13 @@ def left_by_noise(learner: NoisyLearner, loss: JoinedLoss, constant: float, gain
     Noisy predictions are shrunk towards their mean (noise/predictions.py), which leaves a share of the gain without
     noise. The gain of noisy steps already includes the noise, that of noisy statistics does not.
     """
-    promise = learner.promise_
+    promise = learner._promise
     noise = None if promise is None else prediction_noise_ratio(promise)
     if promise is None or noise is None:
         return gained
-    if not isinstance(learner.model_, SampledModel):
+    if not isinstance(learner._model, SampledModel):
         return gained * believed(1.0, noise**2)
-    model = learner.model_
+    model = learner._model
     square = len(model.tables) * (model.noise.clip * noise * model.unit) ** 2
     without = gained + 0.5 * loss.most_curvature * square / constant
     return min(max(without, 0.0), 1.0) * believed(1.0, model.noise_ratio)
@@ -109,7 +109,7 @@ def left_by_noise(learner: NoisyLearner, loss: JoinedLoss, constant: float, gain
 def _helps(
     learner: NoisyLearner, privacy: Privacy, tables: dict[str, TableSize], rows: int, loss: JoinedLoss
 ) -> list[str]:
-    promise, found = learner.promise_, []
+    promise, found = learner._promise, []
     if promise is not None:
         found = help_for_features(promise, tables)
         columns = sum(learner.encoding_.columns(alias) for alias in tables)
@@ -127,8 +127,8 @@ def _classes(learner: NoisyLearner) -> int | None:
 def _searched(learner: NoisyLearner, privacy: Privacy, tables: dict[str, TableSize]) -> float:
     """The number of directions in which a fit may follow chance; corrected noisy labels increase it."""
     found = float(sum(table.parameters for table in tables.values()))
-    if learner.promise_ is not None:
-        found = searched_directions(learner.promise_, tables)
+    if learner._promise is not None:
+        found = searched_directions(learner._promise, tables)
     return found / label_share(privacy, _classes(learner)) if learner.label_correction else found
 
 

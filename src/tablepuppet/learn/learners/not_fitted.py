@@ -13,5 +13,5 @@ class NotFittedError(LearnError, SklearnNotFittedError):  # type: ignore[misc]
 
 def check_fitted(learner: object) -> None:
     """Raise NotFittedError unless a learner was fitted or loaded."""
-    if not hasattr(learner, "model_"):
+    if not hasattr(learner, "_model"):
         raise NotFittedError(f"this {type(learner).__name__} is not fitted yet: call fit with a relation first")

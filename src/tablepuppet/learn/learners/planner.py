@@ -1,6 +1,6 @@
 """What a learner of a label decides before any party is asked: privacy promise, rounds, budgets.
 
-Input: settings, a plan, what parties publish. Output: ``promise_`` and ``schedule_``, or an error.
+Input: settings, a plan, what parties publish. Output: ``_promise`` and ``_schedule``, or an error.
 What follows from a solver is in solver_learner.py: not all learners have one.
 The fit itself is in learner.py, the only direct subclass: one class in two files, split where the first party is asked.
 """
@@ -45,7 +45,7 @@ class FitAttributes:
 
     intercept_: Array
     solver_: str | None  # None: it has no solver
-    schedule_: Schedule
+    _schedule: Schedule
     history_: list[dict[str, Any]]
     converged_: bool
     stopped_: str
@@ -61,12 +61,12 @@ class Planner(FitAttributes, Estimator):
     metric_name: ClassVar[str] = "metric"
     reduce = True  # learners that can do without declare it as a setting; so too the next
     label_correction = False
-    private_instead: ClassVar[str] = ""  # what to learn with under feature privacy, if this learner has no such form
+    _private_instead: ClassVar[str] = ""  # what to learn with under feature privacy, if this learner has no such form
 
     # What a subclass says
 
     @abstractmethod
-    def check_label(self, plan: Plan) -> None:
+    def _check_label(self, plan: Plan) -> None:
         """Raise LearnError or PrivacyError if the label cannot be learned, as far as the catalog shows."""
 
     @abstractmethod
@@ -87,7 +87,7 @@ class Planner(FitAttributes, Estimator):
 
     @abstractmethod
     def plan_rounds(self, rows: int, allowed: Callable[[int], RoundAllowance]) -> None:
-        """Set ``schedule_``, rounds and batches for ``rows`` joined rows; PrivacyError if parties do not allow them.
+        """Set ``_schedule``, rounds and batches for ``rows`` joined rows; PrivacyError if parties do not allow them.
 
         ``allowed(batches)`` is what parties allow with this number of batches in an epoch.
         """
@@ -117,7 +117,7 @@ class Planner(FitAttributes, Estimator):
 
     def check_plan(self, plan: Plan, *, validated: bool = False) -> None:
         """Raise unless a plan can be learned from, as far as the catalog shows; no party is asked."""
-        check_demanded(plan, self.privacy, self.private_instead)
+        check_demanded(plan, self.privacy, self._private_instead)
         check_label_apart(plan, self.privacy)
         check_sums_demanded(plan, self.privacy)
         if validated and self.privacy is not None and self.privacy.prediction_epsilon is not None:
@@ -125,13 +125,13 @@ class Planner(FitAttributes, Estimator):
                 "validation needs predictions after every round, which would all need noise under prediction_epsilon; "
                 "fit without validation"
             )
-        self.check_label(plan)
+        self._check_label(plan)
 
     def check_promise(self, relation: Relation) -> None:
         """PrivacyError unless the promise is what the parties demand, and the query allows to keep it."""
-        check_demanded(relation.plan, self.privacy, self.private_instead)
+        check_demanded(relation.plan, self.privacy, self._private_instead)
         check_label_apart(relation.plan, self.privacy)
-        if self.has_private_features:
+        if self._has_private_features:
             refuse_with_noise(relation.prep)
         if self.privacy is not None and self.privacy.is_label_private:
             refuse_noisy_labels(relation.prep)
@@ -147,18 +147,18 @@ class Planner(FitAttributes, Estimator):
         The number of batches is decided later, when the number of joined rows is known.
         """
         tables = tables_of(plan.query)
-        if self.has_private_features:
+        if self._has_private_features:
             refuse_with_noise(prep)
         shards = {alias: len(plan.tables[alias].shards) for alias in tables}
         self.solver_ = self._solver_for(shards, max(rows.values()))
-        self.promise_ = self.promise_for(plan, {alias: rows[alias] for alias in tables}, self.privacy)
+        self._promise = self.promise_for(plan, {alias: rows[alias] for alias in tables}, self.privacy)
         allowance = RoundAllowance.of_plan(plan, self._costs(1))
-        if self.promise_ is not None or self.solver_ != "sgd":
+        if self._promise is not None or self.solver_ != "sgd":
             self.plan_rounds(max(rows.values()), lambda _: allowance)
         return Planning(self, plan, rows, max_categories, self.predictions_to_come, allowance.most_rounds(), prep)
 
     @property
-    def has_private_features(self) -> bool:
+    def _has_private_features(self) -> bool:
         """Whether releases that depend on features have noise."""
         return self.privacy is not None and self.privacy.is_feature_private
 
@@ -178,7 +178,7 @@ class Planner(FitAttributes, Estimator):
         """
         if self.privacy is None or not any(s.funds for table in relation.plan.tables.values() for s in table.shards):
             return False
-        most = None if self.promise_ is None else self._allowance(relation, validation, 1).most_rounds()
+        most = None if self._promise is None else self._allowance(relation, validation, 1).most_rounds()
         rows = {alias: table.rows for alias, table in relation.mapping.tables.items()}
         to_come = self.predictions_to_come
         planning = Planning(self, relation.plan, rows, relation.max_categories, to_come, most, relation.prep)
@@ -187,7 +187,7 @@ class Planner(FitAttributes, Estimator):
     @property
     def most_rounds(self) -> int:
         """The largest number of rounds, or epochs."""
-        return self.schedule_.rounds if self.promise_ is None else self.promise_.rounds
+        return self._schedule.rounds if self._promise is None else self._promise.rounds
 
     def _allowance(self, relation: Relation, validation: Relation | None, batches: int) -> RoundAllowance:
         """What parties allow, with ``batches`` batches in an epoch."""
@@ -200,8 +200,8 @@ class Planner(FitAttributes, Estimator):
     @property
     def epsilon_so_far(self) -> float | None:
         """The epsilon of the rounds so far, given messages; without feature privacy that of labels, or None."""
-        if self.promise_ is not None:
-            return self.promise_.so_far
+        if self._promise is not None:
+            return self._promise.so_far
         return None if self.privacy is None else self.privacy.label_epsilon
 
 

@@ -55,7 +55,7 @@ from tablepuppet.learn.solve.allowance import counts_replies
 from tablepuppet.relation import Relation
 from tablepuppet.runs.events import one_run
 from tablepuppet.runs.figures import metric_name, metrics_line, setting_text
-from tablepuppet.spelling import class_checked, did_you_mean, names_checked
+from tablepuppet.spelling import class_checked, did_you_mean, names_checked, shows
 from tablepuppet.wire.in_step import in_step
 
 LOWER_IS_BETTER = ("log_loss", "rmse")
@@ -76,6 +76,10 @@ class Rung:
     share: float
 
 
+@shows(
+    "candidates", "evaluate", "fit", "folder", "folds", "get_params", "grid", "groups", "halving", "learner", "metric",
+    "plot", "predict", "seed", "set_params", "settings", "stratified", "time",
+)  # fmt: skip
 class Search(BaseEstimator):  # type: ignore[misc]
     """What searches have in common: candidates, folds, scores, the best one."""
 

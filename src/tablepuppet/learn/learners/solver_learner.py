@@ -94,7 +94,7 @@ class SolverLearner(Learner):
         """Raise LearnError if a setting is out of range."""
         super().check_settings()
         if isinstance(self.solver, Solver):
-            chosen_solver(self.solver, self.solver.name, self.given_beside)
+            chosen_solver(self.solver, self.solver.name, self._given_beside)
         if self.label_correction and (self.privacy is None or not self.privacy.is_label_private):
             raise LearnError("label_correction is for labels with noise: set privacy=tp.Privacy(label_epsilon=...) too")
 
@@ -111,7 +111,7 @@ class SolverLearner(Learner):
         if self.asked_solver == "auto":
             return {}
         own = SOLVERS[self.asked_solver].declared
-        given = {name: value for name, value in self.given_beside.items() if name not in own}
+        given = {name: value for name, value in self._given_beside.items() if name not in own}
         return {name: value for name, value in given.items() if value != self.beside[name].default}
 
     @property
@@ -127,7 +127,7 @@ class SolverLearner(Learner):
     def solving(self) -> Solver:
         """The solver that was chosen, with its settings."""
         assert self.solver_ is not None, "it is chosen first"
-        return chosen_solver(self.solver, self.solver_, self.given_beside)
+        return chosen_solver(self.solver, self.solver_, self._given_beside)
 
     @property
     def plain_momentum(self) -> float:
@@ -151,13 +151,13 @@ class SolverLearner(Learner):
 
     def plan_rounds(self, rows: int, allowed: Callable[[int], RoundAllowance]) -> None:
         """Choose rounds and batches for ``rows`` joined rows; PrivacyError if parties do not allow them."""
-        if self.promise_ is None:
-            self.schedule_ = schedule_of(self.solving, self.rounds, rows, self.usual, self.usual_rounds, allowed)
+        if self._promise is None:
+            self._schedule = schedule_of(self.solving, self.rounds, rows, self.usual, self.usual_rounds, allowed)
             return
-        self.promise_ = self.promise_.within(allowed(1).most_rounds())
+        self._promise = self._promise.within(allowed(1).most_rounds())
         settings: dict[str, object] = {"solver": self.solver_, "rounds": self.rounds}
-        allowed(1).check(self.promise_.rounds, settings, "lower local_steps")
-        self.schedule_ = Schedule(self.promise_.rounds, rows)
+        allowed(1).check(self._promise.rounds, settings, "lower local_steps")
+        self._schedule = Schedule(self._promise.rounds, rows)
 
     def more_rounds_by(self, rounds: int) -> str:
         """Advice to a user whose fit has stopped short of the optimum after so many rounds."""

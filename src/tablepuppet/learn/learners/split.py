@@ -59,10 +59,10 @@ NO_FEATURE = (
 class SplitLearner(Learner):
     """Learns by mini-batches of joined rows, of which parties release embeddings."""
 
-    own_patience: ClassVar[int] = 8
-    usual_lr: ClassVar[float] = 3e-3
-    to_lower: ClassVar[str] = "epochs"  # settings that let rows' embeddings be released less often
-    private_instead: ClassVar[str] = "tp.MLPClassifier, tp.MLPRegressor or FedOnce, which have a form with noise,"
+    _own_patience: ClassVar[int] = 8
+    _usual_lr: ClassVar[float] = 3e-3
+    _to_lower: ClassVar[str] = "epochs"  # settings that let rows' embeddings be released less often
+    _private_instead: ClassVar[str] = "tp.MLPClassifier, tp.MLPRegressor or FedOnce, which have a form with noise,"
 
     bottom: Bottom | Mapping[str, Bottom] = setting(
         default=mlp(), kind=BOTTOM, help="the network of each table, or a dict of them by alias (`tp.bottom`)"
@@ -138,7 +138,7 @@ class SplitLearner(Learner):
             raise LearnError(f"bottom names no network for table {missing[0]!r}; tables with features: {aliases}")
         return {alias: self.bottom[alias] for alias in aliases}
 
-    def check_features(self, relation: Relation) -> None:
+    def _check_features(self, relation: Relation) -> None:
         """LearnError if there is no column to learn from: a network needs one, even to predict a constant."""
         if not self.encoding_.kept(relation.query.features):
             raise LearnError(NO_FEATURE)
@@ -180,7 +180,7 @@ class SplitLearner(Learner):
             epochs = self.epochs
         given = {"epochs": self.epochs, "batch_size": self.batch_size}
         allowed(batches).check(epochs, given, ", or ".join(self.fewer_replies_by()), "epochs")
-        self.schedule_ = Schedule(epochs, size)
+        self._schedule = Schedule(epochs, size)
 
     def _allowance(self, relation: Relation, validation: Relation | None, batches: int) -> RoundAllowance:
         found = super()._allowance(relation, None, batches)
@@ -200,7 +200,7 @@ class SplitLearner(Learner):
 
     def _fit_embeddings(self, relation: Relation, validated: bool) -> None:
         """Lower the epochs of "auto" to what parties allow; PrivacyError if they do not allow what is asked for."""
-        size, epochs = self.schedule_.batch_size, self.schedule_.rounds
+        size, epochs = self._schedule.batch_size, self._schedule.rounds
         batches = batches_of(len(relation), size)
         for alias in tables_of(relation.query):
             often = min(int(relation.mapping.counts(alias).max(initial=1)), batches)  # in an epoch, of one row
@@ -213,7 +213,7 @@ class SplitLearner(Learner):
                 if isinstance(self.epochs, str) and cost.each:
                     epochs = min(epochs, fitting)
                 if not epochs or cost.times(epochs) > most:
-                    lower = f"set epochs to {fitting} or less" if fitting else f"lower {self.to_lower}"
+                    lower = f"set epochs to {fitting} or less" if fitting else f"lower {self._to_lower}"
                     raise PrivacyError(
                         f"party {shard.party!r}, table {shard.name!r}: the embeddings of a row are released {most} "
                         f"times in a session; {self._in_words(epochs or 1)} need up to {cost.times(epochs or 1)}, as a "
@@ -221,7 +221,7 @@ class SplitLearner(Learner):
                         f"{size:,}, or ask the party's operator",
                         rule="embeddings.max_epochs",
                     )
-        self.schedule_ = Schedule(epochs, size)
+        self._schedule = Schedule(epochs, size)
 
     def _holds_out(self, relation: Relation) -> bool:
         """Whether epochs are "auto": such networks overfit."""
@@ -249,7 +249,7 @@ class SplitLearner(Learner):
 
     def _learn_networks(self, model: SplitModel, relation: Relation, loss: JoinedLoss, watch: Watch) -> None:
         """Let all networks learn together."""
-        self._descend(Exchange(model), loss, falling(self._highest_lr, self.schedule_.rounds), watch.of(model))
+        self._descend(Exchange(model), loss, falling(self._highest_lr, self._schedule.rounds), watch.of(model))
         self.converged_ = ended_flat(self.history_, self.most_rounds)
 
     def _descend(
@@ -258,14 +258,14 @@ class SplitLearner(Learner):
     ) -> None:  # fmt: skip
         """Take an epoch of batches for each learning rate, reported in the label's own units."""
         learn_by_batches(
-            exchange, loss, rates, self.schedule_.batch_size, self.seed,
+            exchange, loss, rates, self._schedule.batch_size, self.seed,
             lambda done: report(out_of_units(done, self.unit_)), fixed,
         )  # fmt: skip
 
     @property
     def _highest_lr(self) -> float:
         """The learning rate of the first epoch."""
-        return self.usual_lr if isinstance(self.lr, str) else self.lr
+        return self._usual_lr if isinstance(self.lr, str) else self.lr
 
     def _side_by_side(self, model: SplitModel) -> Sequence[str]:
         """Tables in the order in which the top network takes their embeddings."""
@@ -302,7 +302,7 @@ class SplitLearner(Learner):
     @property
     def _networks(self) -> SplitModel | SavedSplitModel:
         """The model, with its networks."""
-        return cast(SplitModel | SavedSplitModel, self.model_)
+        return cast(SplitModel | SavedSplitModel, self._model)
 
     def restore(self, facts: Mapping[str, Any], arrays: Mapping[str, NDArray[Any]]) -> None:
         """Restore what `facts` and `arrays` say; LearnError if an earlier version wrote them."""

@@ -54,7 +54,7 @@ class Summarised(Protocol):
 
     encoding_: Encoding
     intercept_: Array
-    engine_: Engine
+    _engine: Engine
     l2: float
     privacy: Privacy | None
     learns_classes: bool
@@ -192,7 +192,7 @@ def summarised(model: Summarised, relation: Relation | None) -> CoefficientSumma
     parameters = np.concatenate(
         [np.reshape(model.intercept_, (1, outputs)), np.reshape(list(coef.values()), (-1, outputs))]
     )
-    found, why = _fisher(model, relation or getattr(model, "relation_", None), outputs)
+    found, why = _fisher(model, relation or getattr(model, "_relation", None), outputs)
     lines = Contrasts.of(encoding, columns, [] if found is None else _with_missing(encoding, columns, found.gram))
     classes = [str(each) for each in getattr(model, "classes_", ())]
     several = outputs > 1
@@ -246,7 +246,7 @@ def _fisher(model: Summarised, relation: Relation | None, outputs: int) -> tuple
         return None, f"{width:,} parameters are more than {WIDEST:,}"
     try:
         recipe = Recipe.plain(len(model.coef_))
-        like: Any = SimpleNamespace(preparation=Preparation(model.encoding_, model.engine_, recipe))
+        like: Any = SimpleNamespace(preparation=Preparation(model.encoding_, model._engine, recipe))
         design = Design(relation.matrix(like=like), all_columns=True)
         rows = len(relation)
         if not model.learns_classes:

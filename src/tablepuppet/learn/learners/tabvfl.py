@@ -50,8 +50,8 @@ HIDDEN = Kind("a number above 0 and below 1", lambda value: RATE.fits(value) and
 class TabVFL(SplitLearner):
     """TabNet over the embeddings of tables."""
 
-    usual_lr: ClassVar[float] = 0.02  # pytorch-tabnet's
-    to_lower: ClassVar[str] = "pretrain_epochs and epochs"
+    _usual_lr: ClassVar[float] = 0.02  # pytorch-tabnet's
+    _to_lower: ClassVar[str] = "pretrain_epochs and epochs"
     bottom: Any = None  # each table has TabNet's part
 
     latent: int = setting(default=16, kind=COUNT, help="width of the latent vector; at least one per table")
@@ -98,7 +98,7 @@ class TabVFL(SplitLearner):
     def plan_rounds(self, rows: int, allowed: Any) -> None:
         """Choose epochs and batches; LearnError if a batch would have one row, which batch norm cannot work on."""
         super().plan_rounds(rows, allowed)
-        size = self.schedule_.batch_size
+        size = self._schedule.batch_size
         fits = size
         while rows > 1 and _has_single(rows, fits):
             fits += 1
@@ -109,8 +109,8 @@ class TabVFL(SplitLearner):
                 f"batch_size={size} leaves a batch of one joined row out of {rows:,}, whose variance batch norm needs: "
                 f"set batch_size to {fits} or 'auto'"
             )
-        self.schedule_ = Schedule(self.schedule_.rounds, fits)
-        self.pretraining_epochs_ = self._most_pretrained(self.schedule_.rounds)
+        self._schedule = Schedule(self._schedule.rounds, fits)
+        self.pretraining_epochs_ = self._most_pretrained(self._schedule.rounds)
 
     def _fit_embeddings(self, relation: Relation, validated: bool) -> None:
         for alias in tables_of(relation.query):
@@ -183,9 +183,9 @@ class TabVFL(SplitLearner):
             message = f"pretraining, epoch {epoch} · reconstruction error {metric('loss', error)} · {sent}"
             self.emit(relation, "progress", "pretrain", message, {**entry, "done": epoch, "total": len(rates)})
             errors = [each["loss"] for each in self.pretraining_]
-            return epoch - 1 - int(np.argmin(errors)) >= max(self.patience, self.own_patience)
+            return epoch - 1 - int(np.argmin(errors)) >= max(self.patience, self._own_patience)
 
-        Pretraining(exchange, top, parts).run(rates, self.schedule_.batch_size, self.seed, report)
+        Pretraining(exchange, top, parts).run(rates, self._schedule.batch_size, self.seed, report)
         watch.restart()
         learned = top.flat.named(top.theta)
         named = model.top.flat.named(model.top.theta)

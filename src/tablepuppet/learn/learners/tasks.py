@@ -41,7 +41,7 @@ class Regressor(Learner):
     metric_name = "rmse"
     error_kinds = ("squared", "absolute")
 
-    def check_label(self, plan: Plan) -> None:
+    def _check_label(self, plan: Plan) -> None:
         """Raise LearnError or PrivacyError if the label cannot be learned, as far as the catalog shows."""
         if plan.query.label is not None:
             check_numbers(plan.query.label)
@@ -100,7 +100,7 @@ class Classifier(Learner):
     error_kinds = ("wrong", "log_loss")
     learns_classes = True
 
-    def check_label(self, plan: Plan) -> None:
+    def _check_label(self, plan: Plan) -> None:
         """Raise LearnError or PrivacyError if the label cannot be learned, as far as the catalog shows."""
         if plan.query.label is not None:
             check_classes(plan.query.label)

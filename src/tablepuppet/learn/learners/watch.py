@@ -127,7 +127,7 @@ class Watch:
     def _ending(self) -> str:
         """How learning ended. With noise the number of rounds is fixed before the first, so nothing converges."""
         learner, rounds = self.learner, counted(len(self.learner.history_))
-        if learner.promise_ is None or learner.stopped_ in (EARLY, LOST):
+        if learner._promise is None or learner.stopped_ in (EARLY, LOST):
             return f"{STATES[learner.stopped_]} after {rounds}"
         if learner.stopped_ == CONVERGED:
             return f"done after {rounds} with noise: a further one would change nothing"
@@ -135,7 +135,7 @@ class Watch:
 
     def _limit(self) -> Allowed | None:
         """The limit of a party that allows no further round; None if more could be set."""
-        schedule = self.learner.schedule_
+        schedule = self.learner._schedule
         return schedule.tightest if schedule.is_full or len(self.learner.history_) < schedule.rounds else None
 
     def _short_of(self, lost: list[str]) -> str:
@@ -177,7 +177,7 @@ class Watch:
         fields = {"converged": learner.converged_, "stopped": learner.stopped_, "rounds": rounds, "lost": lost}
         fields |= {"best_round": learner.best_round_, "solver": learner.solver_}
         self.learner.emit(self.relation, "info", "fitted", message, fields)
-        if learner.stopped_ == LOST or (learner.stopped_ == USED_UP and learner.promise_ is None):
+        if learner.stopped_ == LOST or (learner.stopped_ == USED_UP and learner._promise is None):
             limit = self._limit()  # with noise, rounds are planned, and used up
             fields = {"rounds": rounds, "solver": learner.solver_, "limited_by": None if limit is None else limit.party}
             self.learner.emit(self.relation, "warning", "fit.short", self._short_of(lost), fields)

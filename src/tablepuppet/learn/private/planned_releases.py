@@ -28,6 +28,7 @@ from tablepuppet.privacy.label import number_variance
 from tablepuppet.privacy.noise import sampling_epsilon
 from tablepuppet.privacy.settings import Privacy
 from tablepuppet.privacy.shares import TAIL_DELTA
+from tablepuppet.runs.figures import number
 from tablepuppet.sql.catalog import Shard, described
 from tablepuppet.sql.plan import Plan
 from tablepuppet.sql.query import OutputColumn
@@ -46,7 +47,7 @@ class PlannedLearner(Protocol):
         ...
 
     @property
-    def promise_(self) -> FeaturePromise | None:
+    def _promise(self) -> FeaturePromise | None:
         """The promise for features."""
         ...
 
@@ -199,7 +200,7 @@ class Planning:
 
 def _gaussian(parties: tuple[str, ...], table: str, made: NoisyReleases, beside: Spending) -> Releases:
     """Releases with Gaussian noise; ``beside`` is what they cost in addition."""
-    text = f"Gaussian, {made.multiplier:.3g} times what a row may add"
+    text = f"Gaussian, {number(made.multiplier, 3)} times what a row may add"
     cost = Spending.of_gaussian(made.multiplier, made.count, made.sampling) + beside
     return Releases(parties, table, made.what, made.count, text, made.multiplier, made.sampling, cost)
 
@@ -219,7 +220,7 @@ def _label_noise(privacy: Privacy, classes: int | None) -> str:
     assert privacy.label_epsilon is not None, "asked where labels have noise"
     if classes is None:
         if privacy.label_bounds is None:
-            return f"Laplace, of scale {1 / privacy.label_epsilon:.3g} times the width of the policy's bounds"
+            return f"Laplace, of scale {number(1 / privacy.label_epsilon, 3)} times the width of the policy's bounds"
         low, high = privacy.label_bounds
-        return f"Laplace, standard deviation {number_variance(privacy.label_epsilon, (low, high)) ** 0.5:.3g}"
+        return f"Laplace, standard deviation {number(number_variance(privacy.label_epsilon, (low, high)) ** 0.5, 3)}"
     return f"the true class stays with probability {kept(privacy, classes):.1%}"

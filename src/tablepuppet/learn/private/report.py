@@ -140,7 +140,7 @@ def _of_features(values: Mapping[str, Any], whose: str) -> str:
     return (
         "nothing is promised against the coordinator, who saw predictions without noise; beyond these, parameters "
         f"change nobody's odds about {whose} by more than a factor of {_factor(given)} (epsilon_given_messages "
-        f"{given:.4g}), but for a chance of {delta:g}"
+        f"{number(given)}), but for a chance of {delta:g}"
     )
 
 
@@ -148,12 +148,12 @@ def _hidden(what: str, whose: str, epsilon: float, delta: float) -> str:
     but = f", but for a chance of {delta:g}" if delta else ""
     return (
         "all that left, the model included, changes the odds of anybody but the owner about "
-        f"{what} {whose} by a factor of {_factor(epsilon)} at most (epsilon {epsilon:.4g}){but}"
+        f"{what} {whose} by a factor of {_factor(epsilon)} at most (epsilon {number(epsilon)}){but}"
     )
 
 
 def _factor(epsilon: float) -> str:
-    return f"{math.exp(min(epsilon, 700.0)):.2g}"
+    return number(math.exp(min(epsilon, 700.0)), 2)
 
 
 def _rows(count: int) -> str:

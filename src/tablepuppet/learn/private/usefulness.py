@@ -26,6 +26,7 @@ from tablepuppet.learn.private.feature_promise import FeaturePromise
 from tablepuppet.learn.private.round_promises import SumPromise
 from tablepuppet.privacy.accountant import gaussian_epsilon
 from tablepuppet.privacy.settings import Privacy
+from tablepuppet.runs.figures import number
 
 LITTLE = 0.01  # share of a constant's loss: a model that gains less, on labels without noise, is no better
 FINE_NOISE, ALL_NOISE = 0.1, 1.5  # nu
@@ -99,9 +100,9 @@ def _for_predictions(promise: FeaturePromise) -> str | None:
         return None
     enough = gaussian_epsilon(1 / promise.prediction_size, promise.privacy.delta, promise.rounds)
     return (
-        f"Predictions have noise of {noise:.2g} times their own size, which leaves {1 / (1 + noise**2):.1%} of the "
-        f"information in them, however many rows there are: prediction_epsilon={enough:.2g} would leave half; without "
-        "it nothing is lost, and epsilon_given_messages is what holds."
+        f"Predictions have noise of {number(noise, 2)} times their own size, which leaves {1 / (1 + noise**2):.1%} of "
+        f"the information in them, however many rows there are: prediction_epsilon={number(enough, 2)} would leave "
+        "half; without it nothing is lost, and epsilon_given_messages is what holds."
     )
 
 
@@ -116,7 +117,7 @@ def help_for_clipping(promise: FeaturePromise, deviation: float, columns: int) -
         return []
     return [
         f"clip_norm={noise.clip:g} cuts rows' gradients, whose usual length is the label's standard deviation "
-        f"times the root of the columns, about {usual:.2g}: use that."
+        f"times the root of the columns, about {number(usual, 2)}: use that."
     ]
 
 
@@ -130,7 +131,7 @@ def _for_columns(promise: FeaturePromise, alias: str, table: TableSize) -> str |
     return (
         f"Table {table.name}: noise hides {len(table.dropped)} of its columns ({_listed(table.dropped)}). Bounds and "
         f"categories in the policy of {_listed(table.parties)} cost nothing; else it needs {_about(rows)} rows that "
-        f"take part (there are {table.rows:,}), feature_epsilon={epsilon:.2g} or fewer columns."
+        f"take part (there are {table.rows:,}), feature_epsilon={number(epsilon, 2)} or fewer columns."
     )
 
 
@@ -148,7 +149,7 @@ def _for_steps(promise: FeaturePromise, alias: str, table: TableSize) -> str | N
     fewer = round(table.parameters / factor**2)
     return (
         f"Table {table.name}: noise hides what its {table.rows:,} rows say about {_counted(table.parameters)}: "
-        f"{_about(table.rows * factor)} rows would do, or feature_epsilon={promise.whole * factor:.2g}"
+        f"{_about(table.rows * factor)} rows would do, or feature_epsilon={number(promise.whole * factor, 2)}"
         f"{f', or {_counted(fewer)}' if fewer >= 1 else ''}."
     )
 
@@ -174,7 +175,7 @@ def help_for_labels(privacy: Privacy, classes: int | None, rows: int, parameters
         return []
     enough = ROWS_PER_PARAMETER * parameters / rows  # the share that would be enough
     ways = [f"{_about(needed)} rows would do for {_counted(parameters)}"]
-    ways += [f"label_epsilon={_label_epsilon(enough, classes):.2g}"] if enough < 1 else []
+    ways += [f"label_epsilon={number(_label_epsilon(enough, classes), 2)}"] if enough < 1 else []
     ways.append(f"fewer columns (about {max(1, round(rows * share / ROWS_PER_PARAMETER)):,})")
     ways += [] if classes is not None else ["narrower label bounds"]
     return [

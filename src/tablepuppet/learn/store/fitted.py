@@ -20,14 +20,14 @@ class Fitted(Protocol):
     """A fitted estimator; each class defines what is saved of it by `facts`, `arrays`, `restore` and `saved`."""
 
     encoding_: Encoding
-    model_: Storable
-    engine_: Engine
-    relation_: Relation
-    relation_columns_: Sequence[tuple[str, str, str]]  # alias, name, type
+    _model: Storable
+    _engine: Engine
+    _relation: Relation
+    _relation_columns: Sequence[tuple[str, str, str]]  # alias, name, type
     n_features_in_: int
     parties_: tuple[str, ...]
-    uses_: Uses
-    promise_: FeaturePromise | None = None  # None without feature privacy
+    _uses: Uses
+    _promise: FeaturePromise | None = None  # None without feature privacy
     privacy_: PrivacyReport
     _category_names: dict[str, list[str | None]] | None = None
 

@@ -55,7 +55,7 @@ def save(learner: Fitted, path: str | Path) -> None:
         raise LearnError(
             f"{name} could not be loaded again: decorate the class with @learner (tablepuppet.learn.registry)"
         )
-    model, engine, folder = learner.model_, learner.engine_, ModelFolder(Path(path))
+    model, engine, folder = learner._model, learner._engine, ModelFolder(Path(path))
     with folder.locked():
         part = model.new_part()
         saved, before = folder.begin(part), _handle(folder.facts)
@@ -155,15 +155,15 @@ def _arrays(learner: Fitted, stored: Stored) -> dict[str, NDArray[Any]]:
 
 def _learner(facts: dict[str, Any], arrays: dict[str, Any], stored: Stored, federation: Connected) -> Fitted:
     learner: Any = LEARNERS[facts["learner"]].of_plain(facts["settings"])
-    learner.encoding_, learner.engine_ = read_encoding(facts["encoding"], arrays), federation.engine
-    learner.relation_columns_ = [(alias, name, type_) for alias, name, type_ in facts["columns"]]
+    learner.encoding_, learner._engine = read_encoding(facts["encoding"], arrays), federation.engine
+    learner._relation_columns = [(alias, name, type_) for alias, name, type_ in facts["columns"]]
     learner.n_features_in_, learner.parties_ = len(facts["columns"]), tuple(facts["parties"])
-    learner.promise_ = None if facts["spent"] is None else read_promise(facts["spent"])
-    learner.uses_ = msgspec.convert(facts["uses"], Uses)
-    learner.privacy_ = reported(facts["promise"], learner.uses_, learner.privacy, learner.promise_)
+    learner._promise = None if facts["spent"] is None else read_promise(facts["spent"])
+    learner._uses = msgspec.convert(facts["uses"], Uses)
+    learner.privacy_ = reported(facts["promise"], learner._uses, learner.privacy, learner._promise)
     learner._category_names = facts["category_names"]
     learner.restore(facts["own"], arrays)
-    learner.model_ = learner.saved(stored, federation.engine, federation.wire)
+    learner._model = learner.saved(stored, federation.engine, federation.wire)
     return cast(Fitted, learner)
 
 
@@ -172,7 +172,7 @@ def _facts(learner: Fitted, stored: Stored, saved: str) -> dict[str, Any]:
         "format": FORMAT,
         "learner": type(learner).__name__,
         "settings": learner.plain_settings(),
-        "columns": learner.relation_columns_,
+        "columns": learner._relation_columns,
         "parties": learner.parties_,
         "saved": saved,
         "part": stored.part,
@@ -180,8 +180,8 @@ def _facts(learner: Fitted, stored: Stored, saved: str) -> dict[str, Any]:
         "own": learner.facts(),
         "category_names": learner.categories_,
         "promise": learner.privacy_,
-        "uses": asdict(learner.uses_),
-        "spent": None if learner.promise_ is None else learner.promise_.to_keep(),
+        "uses": asdict(learner._uses),
+        "spent": None if learner._promise is None else learner._promise.to_keep(),
         "noise": None if stored.noise is None else asdict(stored.noise),
         "encoding": encoding_facts(learner.encoding_),
     }

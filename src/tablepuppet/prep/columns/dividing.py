@@ -45,19 +45,27 @@ def groups_of(client: Client, name: str, step: str) -> Divided:
 
     Rows without a value are one group.
     """
-    plan, tables = client.plan, client.mapping.tables
+    tables = client.mapping.tables
     if name in tables:
         return name, np.arange(tables[name].rows)
+    found = _find_groups(client.plan, name, step)
+    if isinstance(found, OutputColumn):
+        alias, codes = found.alias, SentColumns(client).codes(found).codes
+    else:
+        alias, codes = found[0], _key_codes(client, *found)
+    return alias, np.unique(codes, return_inverse=True)[1].astype(np.int64)
+
+
+def _find_groups(plan: Plan, name: str, step: str) -> tuple[str, str] | OutputColumn:
+    """A join key (alias, label), or a selected column that its table sends; LearnError or PrivacyError for others."""
     key = _find_key(plan, name)
     if key is not None:
-        alias, codes = key[0], _key_codes(client, *key)
-    else:
-        _check_known(plan, name, step)
-        column = find_category(plan, name, step)
-        check_without_noise(plan, [column], step)
-        check_across(plan, [column], step)
-        alias, codes = column.alias, SentColumns(client).codes(column).codes
-    return alias, np.unique(codes, return_inverse=True)[1].astype(np.int64)
+        return key
+    _check_known(plan, name, step)
+    column = find_category(plan, name, step)
+    check_without_noise(plan, [column], step)
+    check_across(plan, [column], step)
+    return column
 
 
 def _find_key(plan: Plan, name: str) -> tuple[str, str] | None:
@@ -114,15 +122,38 @@ def classes_of(client: Client, label: OutputColumn, step: str) -> Divided:
 
 def times_of(client: Client, name: str, step: str) -> tuple[OutputColumn, NDArray[np.float64]]:
     """(a selected column, its number for each row of its table); LearnError if one is missing."""
-    column = find_number(client.plan, name, step)
-    check_without_noise(client.plan, [column], step)
-    check_across(client.plan, [column], step, BY_FILTERS)
+    column = _find_time(client.plan, name, step)
     values = SentColumns(client).numbers(column).values
     missing = np.count_nonzero(np.isnan(values))
     if missing:
         instead = f"add WHERE {with_alias(column.expression, column.alias)} IS NOT NULL"
         raise LearnError(f"{step}: column {column.qualified} has no value in {missing:,} rows; {instead}")
     return column, np.rint(values * _PER_DAY) if family(column.type) in DATES else values
+
+
+def _find_time(plan: Plan, name: str, step: str) -> OutputColumn:
+    """A selected column of numbers or dates that its table sends; LearnError or PrivacyError for others."""
+    column = find_number(plan, name, step)
+    check_without_noise(plan, [column], step)
+    check_across(plan, [column], step, BY_FILTERS)
+    return column
+
+
+def check_dividing(plan: Plan, by: str | None, stratify: bool, after: Time | None) -> None:
+    """Raise what `split` would raise, as far as the catalog shows, before a party reads."""
+    if after is not None and by is not None:
+        as_time(after, _find_time(plan, by, "split"))
+    elif by is not None and by not in plan.tables:
+        _find_groups(plan, by, "split")
+    elif stratify:
+        check_without_noise(plan, [stratified_label(plan)], "split")
+
+
+def stratified_label(plan: Plan) -> OutputColumn:
+    """The label whose classes have their shares on both sides; LearnError if there is none."""
+    if plan.query.label is None:
+        raise LearnError("split: stratify needs a label: name a selected column, fed.sql(..., label='column')")
+    return plan.query.label
 
 
 def as_time(after: Time, column: OutputColumn) -> float:

@@ -36,7 +36,7 @@ from tablepuppet.prep.explore.pair_moments import COUNT, PRODUCT, SQUARES, Float
 from tablepuppet.prep.explore.pairs_across import TableColumns, fill_across
 from tablepuppet.privacy.clip import blocks
 from tablepuppet.runs.events import Events
-from tablepuppet.runs.figures import shown
+from tablepuppet.runs.figures import UNKNOWN, shown
 from tablepuppet.runs.table_view import TableResult, TableView, aligned
 from tablepuppet.spelling import unknown_key
 from tablepuppet.sql.query import OutputColumn
@@ -133,7 +133,7 @@ class ColumnMatrix(TableResult):
     def table_view(self) -> TableView:
         """A square table."""
         rows = [
-            [name, *("" if np.isnan(each) else shown(float(each), 3) for each in line)]
+            [name, *(UNKNOWN if np.isnan(each) else shown(float(each), 3) for each in line)]
             for name, line in zip(self.columns, self.values, strict=True)
         ]
         return TableView(self.title, aligned([""], self.columns), rows)

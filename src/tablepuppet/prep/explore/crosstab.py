@@ -43,6 +43,7 @@ from tablepuppet.prep.explore.pooled import (
     pool_lines,
     rare,
 )
+from tablepuppet.runs.figures import fixed, number
 from tablepuppet.runs.table_view import TableResult, TableView, aligned
 from tablepuppet.sql.query import OutputColumn
 
@@ -189,8 +190,10 @@ class Crosstab(TableResult):
         ]
         rows.append(["all", *(f"{each:,.0f}" for each in self.counts.sum(axis=0)), f"{self.total:,.0f}"])
         title = (
-            f"{self.names[0]} by {self.names[1]}: chi² {self.chi2:.4g} ({self.dof} dof, p {self.p_value:.3g}), "
-            f"Cramér's V {self.cramers_v:.3f}, mutual information {self.mutual_information:.4f} nats"
+            f"{self.names[0]} by {self.names[1]}: chi² {number(self.chi2)} ({self.dof} dof, p "
+            f"{number(self.p_value, 3)}), "
+            f"Cramér's V {fixed(self.cramers_v, 3)}, "
+            f"mutual information {fixed(self.mutual_information, 4)} nats"
         )
         return TableView(title, aligned([" \\ ".join(self.names)], _unique([*self.columns, "all"])), rows)
 

@@ -13,7 +13,7 @@ import pyarrow as pa
 from tablepuppet.operators.client import Client
 from tablepuppet.prep.columns.category_names import Coded, ask_public_names
 from tablepuppet.prep.columns.days import DATES, as_date, shown_date
-from tablepuppet.prep.columns.selected import check_without_noise, is_date
+from tablepuppet.prep.columns.selected import check_without_noise, is_date, is_public
 from tablepuppet.prep.columns.statistics import CategoryStatistics, CategorySummary, NumberStatistics
 from tablepuppet.prep.explore.distribution import Distributions
 from tablepuppet.prep.explore.quantiles import quantiles_of
@@ -58,8 +58,9 @@ _SHOWN = {
 class Description(ShownAsTables, ArrowRows):
     """Statistics per column over joined rows: readable tables, and Arrow by `to_arrow`."""
 
-    def __init__(self, rows: list[dict[str, Any]], not_finite: Sequence[str] = ()):
-        self._table, self._not_finite = arrow_table(rows, _SCHEMA), not_finite
+    def __init__(self, rows: list[dict[str, Any]], not_finite: Sequence[str] = (), public: Sequence[str] = ()):
+        """``public`` are columns whose values policies release: extremes, and names of categories."""
+        self._table, self._not_finite, self._public = arrow_table(rows, _SCHEMA), not_finite, frozenset(public)
 
     def to_arrow(self) -> pa.Table:
         """One row per column; what does not apply to a column is null.
@@ -71,8 +72,8 @@ class Description(ShownAsTables, ArrowRows):
 
     def facts(self, column: str) -> dict[str, str]:
         """What is known of one column, by name, as it is shown."""
-        row = next(row for row in self._table.to_pylist() if row["column"] == column)
-        return {name: shown(value) for name, value in _for_people(row).items()}
+        row = _for_people(next(row for row in self._table.to_pylist() if row["column"] == column))
+        return {name: self._cell(name, row) for name in row}
 
     def table_views(self) -> list[TableView]:
         """Numbers, then categories, for people: one row per column."""
@@ -89,16 +90,18 @@ class Description(ShownAsTables, ArrowRows):
                 for name in _SHOWN[kind]
             }
             title = f"Joined rows: {kind}{remark if odd and kind == 'numbers' else ''}"
-            cells = [[_cell(name, row) for name in _SHOWN[kind]] for row in rows]
+            cells = [[self._cell(name, row) for name in _SHOWN[kind]] for row in rows]
             views += [TableView(title, sides, cells)] if rows else []
         return views
 
-
-def _cell(name: str, row: dict[str, Any]) -> str:
-    """A cell, or why it has no value: the name of a category that is not public stays at its party."""
-    if row[name] is not None:
-        return shown(row[name])
-    return WITHHELD if name == "top" and row["top_share"] else UNKNOWN if name == "distinct" else NOT_APPLICABLE
+    def _cell(self, name: str, row: dict[str, Any]) -> str:
+        """A cell, or why it has no value: extremes and names of categories that are not public stay at their party."""
+        if row[name] is not None:
+            return shown(row[name])
+        is_value = (name == "top" and row["top_share"]) or (name in ("min", "max") and row["mean"] is not None)
+        if is_value and row["column"] not in self._public:
+            return WITHHELD
+        return UNKNOWN if name == "distinct" else NOT_APPLICABLE
 
 
 def _for_people(row: dict[str, Any]) -> dict[str, Any]:
@@ -151,7 +154,8 @@ def describe(
             row |= {"top": tops.get(column.name)}
         rows.append(row)
         done(len(rows))
-    return Description(rows, [column.name for column in numeric if summaries[column.name].not_finite])
+    odd = [column.name for column in numeric if summaries[column.name].not_finite]
+    return Description(rows, odd, [column.name for column in listed if is_public(client.plan, column)])
 
 
 def is_category(column: OutputColumn, categorical: frozenset[str]) -> bool:

@@ -40,7 +40,7 @@ from tablepuppet.prep.explore.pooled import (
     places_of,
     rare,
 )
-from tablepuppet.runs.figures import shown
+from tablepuppet.runs.figures import NOT_APPLICABLE, shown
 from tablepuppet.runs.table_view import TableResult, TableView, aligned
 from tablepuppet.sql.query import OutputColumn
 
@@ -172,7 +172,11 @@ class GroupMeans(TableResult):
     def table_view(self) -> TableView:
         """One row per group."""
         rows = [
-            [group, f"{count:,.0f}", *("" if math.isnan(each) else shown(float(each)) for each in (mean, std))]
+            [
+                group,
+                f"{count:,.0f}",
+                *(NOT_APPLICABLE if math.isnan(each) else shown(float(each)) for each in (mean, std)),
+            ]
             for group, count, mean, std in zip(self.groups, self.counts, self.means, self.stds, strict=True)
         ]
         return TableView(f"{self.column} by {self.by}", aligned([self.by], ("count", "mean", "std")), rows)

@@ -24,7 +24,7 @@ from tablepuppet.prep.explore.noisy_statistics import NoiseRequest, NoisyStatist
 from tablepuppet.prep.explore.quantiles import Quantile, Quantiles, checked_shares, with_interval
 from tablepuppet.prep.explore.statistics_promise import Spent
 from tablepuppet.runs.events import Events
-from tablepuppet.runs.figures import shown
+from tablepuppet.runs.figures import NOT_APPLICABLE, number, shown
 from tablepuppet.runs.table_view import TableResult, TableView, aligned, arrow_table
 from tablepuppet.sql.query import OutputColumn
 from tablepuppet.sql.types import family
@@ -77,14 +77,14 @@ class NoisyDescription(TableResult):
     def _cell(self, row: Mapping[str, Any], name: str) -> str:
         kind, value = family(row["type"]), row[name]
         if value is None:
-            return "hidden by noise" if row["bound_low"] is not None else ""
+            return "hidden by noise" if row["bound_low"] is not None else NOT_APPLICABLE
         if name in ("count", "missing"):
-            return f"{value:,} ± {row['count_noise']:,.3g}"
+            return f"{value:,} ± {number(row['count_noise'], 3)}"
         if name in QUARTILES:
             return with_interval(value, row[f"{name}_low"], row[f"{name}_high"], kind)
         days = " days" if kind in DATES else ""
         text = shown_value(value, kind) if name == "mean" else f"{shown(value)}{days}"
-        return f"{text} ± {row[f'{name}_noise']:,.3g}{days}"
+        return f"{text} ± {number(row[f'{name}_noise'], 3)}{days}"
 
     def table_view(self) -> TableView:
         """One row per column, for people."""

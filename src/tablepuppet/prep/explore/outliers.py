@@ -22,6 +22,7 @@ from tablepuppet.prep.columns.statistics import NumberStatistics
 from tablepuppet.prep.explore.distribution import Distributions
 from tablepuppet.prep.explore.quantiles import quantiles_of
 from tablepuppet.prep.explore.rows_below import rows_below
+from tablepuppet.runs.figures import NOT_APPLICABLE
 from tablepuppet.runs.table_view import TableResult, TableView, aligned, arrow_table
 from tablepuppet.spelling import unknown_key
 from tablepuppet.sql.query import OutputColumn
@@ -95,7 +96,7 @@ class FoundOutliers(TableResult):
 
 def _cells(each: Outlying) -> list[str]:
     if not each.count:
-        return [each.column.name, each.column.alias, "", "", "", "", ""]
+        return [each.column.name, each.column.alias, *[NOT_APPLICABLE] * 5]
     about = "" if each.exact else "≈ "
     counts = [f"{about}{count:,.0f}" for count in (each.below, each.above)]
     ends = [shown_value(end, family(each.column.type)) for end in (each.low, each.high)]

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from tablepuppet.errors import LearnError, PrivacyError
 from tablepuppet.operators.client import Client
 from tablepuppet.prep.columns.category_names import CategoryNames, Coded, ask_public_names
+from tablepuppet.prep.columns.ids import NumberIds, about_id
 from tablepuppet.prep.columns.selected import check_without_noise, find_category, is_number, sends_across
 from tablepuppet.prep.columns.sent_columns import SentColumns
 from tablepuppet.prep.columns.statistics import CategoryStatistics, CategorySummary, NumberStatistics
@@ -36,7 +37,6 @@ BINS = 30
 SHOWN = 8  # categories with bars
 MUCH_MISSING, SKEWED, RARE, LEAKS, FENCE = 0.2, 2.0, 0.01, 0.95, 3.0
 FEW = 10  # different values up to which a number's tail is no matter
-UNIQUE = 0.95  # different values per row of the table from which whole numbers look like ids
 SAME = 1 - 1e-9  # correlation from which two columns are one
 FEW_CLASSES = 20  # different whole numbers up to which a label counts as classes
 Row = dict[str, Any]
@@ -46,7 +46,7 @@ def profile(client: Client, query: Query, max_categories: int, events: Events) -
     """Ask for everything that a profile shows."""
     columns, joined = query.outputs, len(client.mapping)
     known = NumberStatistics(client, [column for column in columns if is_number(column)], shape=True)
-    sent = SentColumns(client)
+    sent, ids = SentColumns(client), NumberIds(client, _numbers(query))
     asked = {
         column.name: CategoryStatistics(client, column, client.new_name(), max_categories)
         for column in columns
@@ -68,7 +68,7 @@ def profile(client: Client, query: Query, max_categories: int, events: Events) -
     varied = [c for c in finite if rows[c.name]["std"] > 0]
     correlations = _correlations(client, varied, events, known, sent)
     warnings = [each for column in columns for each in _column_warnings(rows[column.name], drawn, joined)]
-    warnings += list(_id_warnings(client, query, rows))
+    warnings += [Warned(c.name, "unique", about_id(c)) for c in _numbers(query) if c.name in ids.read()]
     warnings += list(_duplicate_warnings(query, correlations))
     warnings += list(_category_warnings(counted, max_categories))
     related = list(_related(client, compared, correlations, max_categories, sent))
@@ -147,14 +147,9 @@ def _beyond(found: Histogram, low: float, high: float) -> float:
     return float(found.counts[outside].sum())
 
 
-def _id_warnings(client: Client, query: Query, rows: Mapping[str, Row]) -> Iterator[Warned]:
-    """Whole numbers that differ in nearly every row of their table: a model learns rows by heart, or their order."""
-    for column in query.features:
-        distinct, listed = rows[column.name]["distinct"], client.mapping.tables[column.alias].rows
-        is_whole = family(column.type) is Family.INTEGER and column.name not in query.categorical
-        if is_whole and distinct is not None and distinct > max(FEW_CLASSES, UNIQUE * listed):
-            message = f"has {distinct:,} different values in {listed:,} rows of {column.alias}, as an id has; drop it"
-            yield Warned(column.name, "unique", message)
+def _numbers(query: Query) -> list[OutputColumn]:
+    """The features that are numbers, and not taken as categories."""
+    return [column for column in query.features if is_number(column) and column.name not in query.categorical]
 
 
 def _duplicate_warnings(query: Query, correlations: ColumnMatrix | None) -> Iterator[Warned]:

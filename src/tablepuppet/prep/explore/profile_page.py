@@ -20,6 +20,7 @@ from tablepuppet.prep.explore.describe import Description
 from tablepuppet.prep.explore.histograms import Histogram
 from tablepuppet.prep.explore.noisy_describe import NoisyDescription
 from tablepuppet.prep.explore.statistics_promise import Spent
+from tablepuppet.runs.figures import NOT_APPLICABLE, fixed
 from tablepuppet.runs.table_view import ShownAsTable, TableView
 
 WIDTH, HEIGHT, LINE = 300, 90, 16  # of a drawing, and of a line in it
@@ -148,7 +149,7 @@ def fragment(found: Profile) -> str:
     rows = found.description.to_arrow().to_pylist()
     parts = [
         f"<h1>Profile of {found.joined_rows:,} joined rows</h1>",
-        f'<div class="small">{len(rows)} columns of {len({row["table"] for row in rows})} tables</div>',
+        f'<div class="small">{_counted(rows)}</div>',
         f"<pre>{_text(found.sql.strip())}</pre>",
         f'<div class="small">{_text(found.note)}</div>' if found.note else "",
         _warnings(found.warnings, {row["column"]: _anchor(row["column"], found) for row in rows}),
@@ -158,6 +159,12 @@ def fragment(found: Profile) -> str:
         _heat_map(found.correlations),
     ]
     return f'<style>{STYLE}</style><div class="tp-profile">{"".join(parts)}</div>'
+
+
+def _counted(rows: Sequence[Mapping[str, Any]]) -> str:
+    """How many columns of how many tables there are."""
+    tables = len({row["table"] for row in rows})
+    return f"{len(rows)} column{'s' * (len(rows) != 1)} of {tables} table{'s' * (tables != 1)}"
 
 
 def _text(text: str) -> str:
@@ -177,7 +184,7 @@ def _warnings(warnings: Sequence[Warned], anchors: Mapping[str, str]) -> str:
         f"{_text(each.message)}</li>"
         for each in warnings
     )
-    return f"<h2>{len(warnings)} warnings</h2><ul>{''.join(lines)}</ul>"
+    return f"<h2>{len(warnings)} warning{'s' * (len(warnings) != 1)}</h2><ul>{''.join(lines)}</ul>"
 
 
 def _card(row: Mapping[str, Any], found: Profile) -> str:
@@ -186,7 +193,7 @@ def _card(row: Mapping[str, Any], found: Profile) -> str:
     facts = "".join(
         f"<dt>{fact.replace('_', ' ')}</dt><dd>{_text(shown_facts[fact])}</dd>"
         for fact in FACTS
-        if shown_facts.get(fact)
+        if shown_facts.get(fact) not in (None, "", NOT_APPLICABLE)
     )
     drawing = ""
     if name in found.histograms and len(found.histograms[name].counts):
@@ -311,11 +318,10 @@ def _heat_map(found: ColumnMatrix | None) -> str:
             if np.isnan(value):
                 continue
             colour = "#d9534f" if value > 0 else "#3b7dd8"
-            text = f"{_text(first)}, {_text(second)}: {value:.3f}"
+            text = f"{_text(first)}, {_text(second)}: {fixed(value, 3)}"
             spot = f'x="{left + j * size}" y="{top + i * size}" width="{size - 1}" height="{size - 1}"'
-            number = (
-                f'<text x="{left + j * size + 12.5}" y="{top + i * size + 16}" text-anchor="middle">{value:.1f}</text>'
-            )
+            centre = f'x="{left + j * size + 12.5}" y="{top + i * size + 16}"'
+            number = f'<text {centre} text-anchor="middle">{fixed(value, 1)}</text>'
             cells.append(
                 f'<rect {spot} fill="{colour}" fill-opacity="{abs(value):.3f}"><title>{text}</title></rect>{number}'
             )
@@ -325,6 +331,6 @@ def _heat_map(found: ColumnMatrix | None) -> str:
     drawing = f'<svg viewBox="0 0 {width} {height}" role="img" style="max-width: {width}px">{"".join(cells)}</svg>'
     legend = (
         '<div class="small">Red: both columns are high in the same rows. Blue: one is high where the other is low. '
-        "The stronger the colour, the closer; empty: not known.</div>"
+        "The stronger the colour, the closer; empty: not known, or withheld by a policy.</div>"
     )
     return f'<h2>Correlation</h2>{legend}{more}<div class="heat">{drawing}</div>'

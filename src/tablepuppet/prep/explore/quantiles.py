@@ -21,6 +21,7 @@ from tablepuppet.prep.columns.days import as_date, shown_value
 from tablepuppet.prep.columns.selected import check_without_noise, find_numbers, is_date
 from tablepuppet.prep.explore.distribution import Distribution, Distributions
 from tablepuppet.prep.explore.statistics_promise import Spent
+from tablepuppet.runs.figures import NOT_APPLICABLE
 from tablepuppet.runs.table_view import TableResult, TableView, aligned, arrow_table
 from tablepuppet.spelling import unknown_key
 from tablepuppet.sql.query import OutputColumn
@@ -96,7 +97,7 @@ class Quantiles(TableResult):
 def _cell(column: OutputColumn, found: Quantile) -> str:
     kind = family(column.type)
     if math.isnan(found.value):
-        return "hidden by noise" if found.low is not None else ""
+        return "hidden by noise" if found.low is not None else NOT_APPLICABLE
     if found.low is not None and found.high is not None:
         return with_interval(found.value, found.low, found.high, kind)
     return ("" if found.exact else "≈ ") + shown_value(found.value, kind)

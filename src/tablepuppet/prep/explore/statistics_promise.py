@@ -18,6 +18,7 @@ from tablepuppet.privacy.funds import PartysFunds
 from tablepuppet.privacy.noise import sampling_epsilon
 from tablepuppet.privacy.settings import Privacy
 from tablepuppet.privacy.shares import TAIL_DELTA, Shares, epsilon_of
+from tablepuppet.runs.figures import number
 from tablepuppet.runs.table_view import ShownAsTable, TableView, aligned
 from tablepuppet.sql.plan import Plan
 
@@ -48,12 +49,12 @@ class Spent(ShownAsTable):
 
     def __str__(self) -> str:
         made = ", ".join(f"{name}: {count}" for name, count in self.releases.items())
-        return f"epsilon {self.epsilon:.4g} at delta {self.delta:g} (noisy releases: {made})"
+        return f"epsilon {number(self.epsilon)} at delta {self.delta:g} (noisy releases: {made})"
 
     def table_view(self) -> TableView:
         """One row per table."""
         rows = [
-            [name, f"{epsilon:.4g}", f"{self.delta:g}", f"{self.releases[name]:,}", f"{self.multipliers[name]:.3g}"]
+            [name, number(epsilon), f"{self.delta:g}", f"{self.releases[name]:,}", number(self.multipliers[name], 3)]
             for name, epsilon in self.tables.items()
         ]
         names = ("epsilon", "delta", "noisy releases", "noise multiplier")

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 from tablepuppet.errors import LearnError
 from tablepuppet.operators.client import Client
+from tablepuppet.prep.columns.ids import ID_HELP, about_id, is_id
 from tablepuppet.prep.columns.selected import LABELLED, check_across, check_label_means, check_without_noise
 from tablepuppet.prep.encode.encode import (
     CategoryEncoder,
@@ -28,7 +29,7 @@ from tablepuppet.prep.pipelines.attempt import Attempt, Column, Dropped
 from tablepuppet.prep.pipelines.known import MOST_TRIPS, Foreseen, Known, Needs, Statistics
 from tablepuppet.prep.pipelines.noisy_known import NoisyKnown
 from tablepuppet.prep.pipelines.pipeline import DEFAULT, Pipeline, refuse_with_noise
-from tablepuppet.prep.pipelines.steps.categories import ID_HELP, is_id, list_categories
+from tablepuppet.prep.pipelines.steps.categories import list_categories
 from tablepuppet.prep.pipelines.steps.drops import drop_if_same
 from tablepuppet.prep.pipelines.steps.map import with_maps
 from tablepuppet.runs.events import Events
@@ -123,7 +124,8 @@ def fit_encoding(
     """A pipeline fitted over the joined rows of a relation, applied at the parties.
 
     Empty columns, and text that looks like an id or has too many categories, are left out with a warning event; so are
-    constants by default. Raises LearnError for values that are not finite, or too large to be squared.
+    constants by default. Numbers that look like ids are features, with a warning event. Raises LearnError for values
+    that are not finite, or too large to be squared.
 
     With ``noise``, steps learn from policies or from noisy statistics, and columns that drown in noise are left out.
     """
@@ -140,6 +142,7 @@ def fit_encoding(
     order = {name: place for place, name in enumerate(attempt.sources)}
     for column, reason in sorted(attempt.dropped.values(), key=lambda each: order.get(each[0].name, len(order))):
         drop_column(column.column, reason, events)
+    _warn_of_ids(attempt, events)
     found = {alias: encoders(attempt, alias) for alias in client.mapping.tables}
     encoding = Encoding(
         identity,
@@ -153,6 +156,15 @@ def fit_encoding(
     )
     apply_encoding(client, encoding, learned=noise is None)
     return encoding.to_predict()
+
+
+def _warn_of_ids(attempt: Attempt, events: Events) -> None:
+    """Tell of numbers that look like ids: they may be measures, and are features all the same."""
+    found = attempt.statistics.ids()
+    for each in attempt.columns.values():
+        if each.is_source and each.kind == "number" and each.name in found:
+            name = each.column.qualified
+            events.emit("warning", "column.id", f"column {name} {about_id(each.column)}", column=name)
 
 
 def finish(attempt: Attempt) -> None:

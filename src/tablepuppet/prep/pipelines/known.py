@@ -22,6 +22,7 @@ import tablepuppet.prep.pipelines.derived  # noqa: F401 - registers the parties'
 from tablepuppet.errors import LearnError
 from tablepuppet.operators.client import Client, Pending
 from tablepuppet.prep.columns.category_names import CategoryNames, Coded
+from tablepuppet.prep.columns.ids import NumberIds
 from tablepuppet.prep.columns.ordered import values_of
 from tablepuppet.prep.columns.selected import is_public
 from tablepuppet.prep.columns.statistics import (
@@ -147,6 +148,10 @@ class Statistics(ABC):
     def base_rows(self, alias: str) -> int:
         """Rows of a table that take part."""
 
+    def ids(self) -> frozenset[str]:
+        """Columns of numbers that look like ids, as they were read; none where parties are not asked."""
+        return frozenset()
+
     @abstractmethod
     def number(self, column: OutputColumn) -> NumberSummary:
         """Of a column as it was read."""
@@ -201,6 +206,7 @@ class Known(Statistics):
         super().__init__(client.plan, client.owners)
         self._client, self._blinding, self.rows = client, blinding, float(len(client.mapping))
         self._numbers = NumberStatistics(client, needs.numbers.values())
+        self._ids = NumberIds(client, needs.numbers.values())
         self._categories = {name: self._ask_categories(*each) for name, each in needs.categories.items()}
         self._cells = [Distributions(client, needs.ranks.values())] if needs.ranks else []
         self._summaries: dict[str, NumberSummary] | None = None
@@ -214,6 +220,10 @@ class Known(Statistics):
     def base_rows(self, alias: str) -> int:
         """Rows of a table that take part."""
         return self._client.mapping.tables[alias].rows
+
+    def ids(self) -> frozenset[str]:
+        """Columns of numbers that look like ids, among those whose sums the first trip asked for."""
+        return self._ids.read()
 
     def number(self, column: OutputColumn) -> NumberSummary:
         """Of a column as it was read."""

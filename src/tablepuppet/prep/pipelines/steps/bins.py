@@ -11,6 +11,7 @@ import numpy as np
 from tablepuppet.prep.encode.specs import MOST_CODES, Cut, Lookup
 from tablepuppet.prep.pipelines.attempt import Attempt, Column, Dropped, bounded
 from tablepuppet.prep.pipelines.steps.step import PrepStep, is_whole, setting
+from tablepuppet.runs.figures import number
 
 How = Literal["width", "height"]
 Encode = Literal["onehot", "ordinal"]
@@ -49,4 +50,4 @@ class Bin(PrepStep):
             attempt.give_numbers(column, None, is_filled=column.is_filled)
             return
         column.kind, column.weights, column.moments, column.ranks = "coded", None, None, None
-        column.more = tuple(f"{low:g} to {high:g}" for low, high in pairwise(edges.tolist()))
+        column.more = tuple(f"{number(low, 6)} to {number(high, 6)}" for low, high in pairwise(edges.tolist()))

@@ -20,18 +20,7 @@ from tablepuppet.prep.pipelines.moments import Moments
 from tablepuppet.prep.pipelines.steps.step import PrepStep, is_whole, setting
 from tablepuppet.sql.types import KEY_LIKE, NUMERIC, family
 
-ID_ROWS, ID_SHARE = 50, 0.95  # text with more distinct values than this share of its base rows is an id, not a category
-ID_HELP = f"{ID_SHARE:.0%} or more of its rows have a value of their own; list it in categorical to keep it"
 MOST_LISTED = 10_000  # categories of a column whose rare ones are pooled
-
-
-def is_id(distinct: int, rows: int) -> bool:
-    """Whether text with this number of distinct values identifies rows instead of grouping them.
-
-    >>> is_id(200, 200), is_id(49, 49), is_id(90, 100)
-    (True, False, False)
-    """
-    return rows >= ID_ROWS and distinct >= ID_SHARE * rows
 
 
 def by_frequency(found: CategorySummary) -> NDArray[np.intp]:

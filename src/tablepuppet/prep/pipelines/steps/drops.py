@@ -7,6 +7,7 @@ from typing import ClassVar
 
 from tablepuppet.prep.pipelines.attempt import Attempt, Column, Kind
 from tablepuppet.prep.pipelines.steps.step import PrepStep, is_number, setting
+from tablepuppet.runs.figures import number
 
 LEAVE_OUT = "leave such columns out of SELECT"
 
@@ -30,7 +31,7 @@ class DropConstant(PrepStep):
         if known.squares == 0.0:
             attempt.drop_for("has one value only")
         elif self.variance and known.squares / known.count <= self.variance:
-            attempt.drop_for(f"has a variance of {known.squares / known.count:g}, not above {self.variance:g}")
+            attempt.drop_for(f"has a variance of {number(known.squares / known.count)}, not above {self.variance:g}")
 
 
 def drop_if_same(column: Column, attempt: Attempt) -> None:
