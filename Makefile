@@ -49,6 +49,7 @@ bench: $(TEST_READY) ## run the benchmarks
 	$(BIN)/python -m benchmarks.privacy.useful
 	$(BIN)/python -m benchmarks.learning.defaults
 	$(BIN)/python -m benchmarks.learning.networks
+	$(BIN)/python -m benchmarks.learning.network_solvers
 	$(BIN)/python -m benchmarks.start
 	$(BIN)/python -m benchmarks.wire
 	$(BIN)/python -m benchmarks.explore

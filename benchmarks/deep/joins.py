@@ -60,7 +60,7 @@ def run_movielens(results: Results, quick: bool) -> None:
     few: dict[str, Any] = {"epochs": 2 if quick else 5, "batch_size": 8192}
     learners: dict[str, Any] = {
         "linear": tp.LinearRegression(),
-        "sum of networks": tp.MLPRegressor(rounds=20 if quick else 100),
+        "sum of networks": tp.MLPRegressor(solver="admm", rounds=20 if quick else 100),
         "SplitNN": tp.SplitNNRegressor(bottom=bottom, **few),
         "FedOnce": tp.FedOnceRegressor(guest_epochs=20, **few),
         "Combine": Combine("regression", epochs=few["epochs"], batch_size=8192, lr=3e-3),

@@ -154,6 +154,26 @@ def test_small_relations_end_by_rows_held_out(tmp_path: Path, shards: int, task:
     assert model.evaluate(test)[name] < 0.97 * long.evaluate(test)[name]
 
 
+@pytest.mark.parametrize("shards", [1, 2])
+@pytest.mark.parametrize("settings", [{}, {"rounds": 2}, {"rounds": 2, "rho": 0.5}])
+def test_networks_take_lbfgs(
+    tmp_path: Path, shards: int, settings: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """ "auto" is the solver that is mostly first at a given loss, whatever the rows, the shards and other settings."""
+    monkeypatch.setattr("tablepuppet.learn.learners.network.SMALL", 1000)  # the relation has more rows
+    train, _, _ = additive(tmp_path, shards)
+    model = tp.MLPRegressor(hidden=(2,), tol=1e-2, **settings).fit(train)
+    assert (model.solver_, model.history_[-1]["validation_loss"]) == ("lbfgs", None)
+
+
+def test_networks_with_noise_take_sgd() -> None:
+    """The solvers that "auto" may take depend on what has a form with noise; a solver that is named is taken."""
+    noise = tp.Privacy(feature_epsilon=1.0, delta=1e-5, clip_norm=1.0)
+    for make in (tp.MLPRegressor, tp.MLPClassifier):
+        chosen = [each._chosen_solver() for each in (make(), make(privacy=noise), make(privacy=noise, solver="admm"))]
+        assert chosen == ["lbfgs", "sgd", "admm"]
+
+
 def test_a_class_among_the_rows_held_out_only(tmp_path: Path) -> None:
     """Where one side would lack a class, nothing is held out: the model knows all classes."""
     rng = np.random.default_rng(0)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import re
 import time
+from collections.abc import Callable
 
 import pytest
 from rich.console import Console
@@ -165,6 +166,39 @@ def test_a_slow_script_prints_a_line_now_and_then() -> None:
     assert " · at most 400 (" in lines[0]
     assert lines[-1].startswith("converged after 59 rounds (")
     assert 2 < len(lines) < 12
+
+
+def test_a_script_hears_of_a_slow_round() -> None:
+    """A round that takes long is told of again and again, with its age, until its run has ended; then nothing is."""
+    lines = list[str]()
+    reader = SlowReader(lines.append, silence=0.01)
+    events = Events([reader])
+
+    @one_run()
+    def fails() -> None:
+        events.emit("progress", "fit", "round 1", done=1, total=400)
+        soon(lambda: len(lines) >= 3)
+        raise LearnError("no")
+
+    with pytest.raises(LearnError):
+        fails()
+
+    def rests() -> bool:
+        with reader._lock:
+            return reader._timer is None
+
+    soon(rests)
+    told = list(lines)
+    assert all(line.startswith("round 1 · at most 400 (") for line in told)
+    events.progress("open", "reading", 2)  # nobody is told if it ends by an error
+    assert rests()
+    assert lines == told
+
+
+def soon(is_true: Callable[[], bool]) -> None:
+    """Wait until something is true."""
+    while not is_true():
+        time.sleep(0.005)
 
 
 def test_who_shows_the_progress_of_a_script() -> None:

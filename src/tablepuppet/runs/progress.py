@@ -132,23 +132,53 @@ class LineReader:
 class SlowReader:
     """Prints a line now and then about what takes long, and how that ended; nothing about what does not.
 
-    It is silent for twice as long after each line.
+    It is silent for twice as long after each line. If no event arrives meanwhile, as in a round that takes minutes, it
+    repeats what was last heard of the run, with its age.
     """
 
     def __init__(self, print_line: Callable[[str], None], silence: float = SILENCE):
         self._print, self._stages, self._first = print_line, Stages(), silence
         self._about: Stage | None = None  # the stage that lines are about
+        self._lock = threading.Lock()
+        self._timer: threading.Timer | None = None
 
     def __call__(self, event: Event) -> None:
         """Read one event."""
-        stage = self._stages.read(event)
-        if stage is None:
-            return
+        with self._lock:
+            stage = self._stages.read(event)
+            if stage is not None:
+                self._hear(stage)
+
+    def _hear(self, stage: Stage) -> None:
         is_next = stage is not self._about and not stage.is_inner
         if self._about is None or (is_next and self._about.state != "runs"):
             self._about, self._silence, self._said, self._said_at = stage, self._first, False, stage.begun
         ends = stage is self._about and stage.state != "runs"
-        if self._said if ends else time.monotonic() - self._said_at >= self._silence:
-            self._print(stage.text)
-            self._said, self._said_at = True, time.monotonic()
-            self._silence = min(2 * self._silence, LONGEST_SILENCE)
+        if self._said if ends else self._left() <= 0:
+            self._say(stage)
+        self._watch(self._about)
+
+    def _left(self) -> float:
+        """Seconds of silence that are left."""
+        return self._said_at + self._silence - time.monotonic()
+
+    def _say(self, stage: Stage) -> None:
+        self._print(stage.text)
+        self._said, self._said_at = True, time.monotonic()
+        self._silence = min(2 * self._silence, LONGEST_SILENCE)
+
+    def _watch(self, about: Stage) -> None:
+        """Look again after the silence, if something goes on of which is known when it ends: a run."""
+        if self._timer is None and about.run is not None and about.state == "runs":
+            self._timer = threading.Timer(max(self._left(), 0.0), self._look)
+            self._timer.daemon = True
+            self._timer.start()
+
+    def _look(self) -> None:
+        with self._lock:
+            self._timer, about = None, self._about
+            self._stages.settle()
+            if about is not None and about.state == "runs":
+                if self._left() <= 0:
+                    self._say(about.inner or about)
+                self._watch(about)

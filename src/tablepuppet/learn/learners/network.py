@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from numbers import Integral
 from typing import Literal
 
@@ -74,23 +74,21 @@ class NetworkLearner(SolverLearner):
         """Hidden layers, and an output for each score."""
         return Network(tuple(int(size) for size in self.hidden), outputs)
 
-    def _usual_solver(self, shards: Mapping[str, int], rows: int) -> Literal["admm", "sgd", "lbfgs"]:
-        """L-BFGS for a small relation, since it can be stopped after any round; otherwise ADMM, with one trip a round.
+    def _usual_solver(self) -> Literal["admm", "sgd", "lbfgs"]:
+        """L-BFGS: on six of seven relations it takes the least time of the three to a given loss.
 
-        If a table has several shards, both need two trips, and L-BFGS is chosen since its objective never rises. With
-        noise on features, the better of the solvers that support noise is chosen.
+        ``python -m benchmarks.learning.network_solvers`` measures that; ADMM is ahead where few rows are joined often.
+        With noise on features, the better of the solvers that support noise is chosen.
         """
-        if self._has_private_features:
-            return PRIVATE_SOLVER
-        return "lbfgs" if self._is_small(rows) or any(count > 1 for count in shards.values()) else "admm"
-
-    def _is_small(self, rows: int) -> bool:
-        """Whether a network could overfit so few joined rows, and the user did not set the number of rounds."""
-        return isinstance(self.rounds, str) and rows <= SMALL
+        return PRIVATE_SOLVER if self._has_private_features else "lbfgs"
 
     def _holds_out(self, relation: Relation) -> bool:
-        """True for small relations: there networks overfit long before their objective stops falling."""
-        return self.privacy is None and self.asked_solver != "sgd" and self._is_small(len(relation))
+        """True for small relations: there networks overfit long before their objective stops falling.
+
+        Not if the user sets the number of rounds.
+        """
+        is_auto = isinstance(self.rounds, str) and self.asked_solver != "sgd"
+        return self.privacy is None and is_auto and len(relation) <= SMALL
 
     def _takes_noisy_steps(self) -> bool:
         return True
@@ -155,7 +153,8 @@ class NetworkLearner(SolverLearner):
 class MLPRegressor(Regressor, NetworkLearner):
     """Regression by a sum over tables of small networks; l2 and lr are in units of the label's standard deviation.
 
-    It cannot learn an interaction between columns of different tables: their predictions are only added.
+    It cannot learn an interaction between columns of different tables: their predictions are only added. Unless
+    ``solver`` says otherwise, it is learned by L-BFGS, with noise on features by noisy steps.
     """
 
 
@@ -163,5 +162,6 @@ class MLPRegressor(Regressor, NetworkLearner):
 class MLPClassifier(Classifier, NetworkLearner):
     """Classification of two or more classes by a sum over tables of small networks.
 
-    It cannot learn an interaction between columns of different tables: their predictions are only added.
+    It cannot learn an interaction between columns of different tables: their predictions are only added. Unless
+    ``solver`` says otherwise, it is learned by L-BFGS, with noise on features by noisy steps.
     """

@@ -101,8 +101,8 @@ class Planner(FitAttributes, Estimator):
             return None
         raise PrivacyError(f"{type(self).__name__} cannot be fitted with noise on features: leave feature_epsilon out")
 
-    def _solver_for(self, shards: Mapping[str, int], rows: int) -> str | None:
-        """The solver for this number of joined rows, and of shards by table; None: it has none."""
+    def _chosen_solver(self) -> str | None:
+        """The name of the solver; None: it has none."""
         return None
 
     def more_rounds_by(self, rounds: int) -> str:
@@ -149,8 +149,7 @@ class Planner(FitAttributes, Estimator):
         tables = tables_of(plan.query)
         if self._has_private_features:
             refuse_with_noise(prep)
-        shards = {alias: len(plan.tables[alias].shards) for alias in tables}
-        self.solver_ = self._solver_for(shards, max(rows.values()))
+        self.solver_ = self._chosen_solver()
         self._promise = self.promise_for(plan, {alias: rows[alias] for alias in tables}, self.privacy)
         allowance = RoundAllowance.of_plan(plan, self._costs(1))
         if self._promise is not None or self.solver_ != "sgd":

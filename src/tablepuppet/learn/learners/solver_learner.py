@@ -84,8 +84,8 @@ class SolverLearner(Learner):
         """Whether feature privacy uses noisy steps instead of noisy sums."""
         return self.solver_ == "sgd"
 
-    def _usual_solver(self, shards: Mapping[str, int], rows: int) -> Literal["admm", "sgd", "lbfgs"]:
-        """The solver that "auto" chooses for this number of joined rows."""
+    def _usual_solver(self) -> Literal["admm", "sgd", "lbfgs"]:
+        """The solver that "auto" chooses."""
         return "lbfgs"
 
     # The solver
@@ -119,9 +119,9 @@ class SolverLearner(Learner):
         """The name of the solver that was asked for."""
         return self.solver.name if isinstance(self.solver, Solver) else self.solver
 
-    def _solver_for(self, shards: Mapping[str, int], rows: int) -> str:
+    def _chosen_solver(self) -> str:
         asked = self.asked_solver
-        return self._usual_solver(shards, rows) if asked == "auto" else asked
+        return self._usual_solver() if asked == "auto" else asked
 
     @property
     def solving(self) -> Solver:
@@ -142,8 +142,7 @@ class SolverLearner(Learner):
         """The promise for features, with ``rows`` rows by table; PrivacyError if it cannot be kept."""
         if privacy is None or not privacy.is_feature_private:
             return None
-        shards = {alias: len(plan.tables[alias].shards) for alias in rows}
-        self.solver_ = self._solver_for(shards, max(rows.values(), default=0))
+        self.solver_ = self._chosen_solver()
         self._check_private()
         rounds, solver = None if isinstance(self.rounds, str) else self.rounds, self.solving
         steps = solver if self._takes_noisy_steps() and isinstance(solver, Stepping) else None
