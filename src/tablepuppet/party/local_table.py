@@ -139,11 +139,12 @@ class LocalTable:
     @contextmanager
     def mechanism(self) -> Iterator[None]:
         """Inside, noise is added to all that follows from cells, which are seen by nothing else."""
-        before, self._adds_noise = self._adds_noise, True
+        before, self._adds_noise, reached = self._adds_noise, True, self._of_op()
+        kept, reached.keeps = reached.keeps, False
         try:
             yield
         finally:
-            self._adds_noise = before
+            self._adds_noise, reached.keeps = before, kept
 
     @contextmanager
     def for_reply(self) -> Iterator[None]:

@@ -59,6 +59,7 @@ class Reached:
 
     def __init__(self, own: Scan | None = None, allow: Allow = lambda origin: None):
         self.origins: Origins = ()
+        self.keeps = True  # whether the op may keep something now
         self._own, self._allow = own, allow
         self._touched: list[tuple[Kept, str]] = []
 
@@ -75,8 +76,10 @@ class Reached:
         self.origins = joined(self.origins, origins)
 
     def aside(self) -> Reached:
-        """For a part of the op from which nothing is kept."""
-        return Reached(self._own, self._allow)
+        """For a part of the op in which nothing is kept."""
+        found = Reached(self._own, self._allow)
+        found.keeps = False
+        return found
 
     def touch(self, kept: Kept, name: str) -> None:
         """Something is kept, or was and may be changed: it will have the op's origins."""
@@ -119,6 +122,7 @@ class Kept(MutableMapping[str, Any]):
         return found
 
     def __setitem__(self, name: str, value: Any) -> None:
+        assert self._reached().keeps, "what is computed here goes into the reply, or gets noise first"
         self.held[name] = value
         self._origins.pop(name, None)
         self._reached().touch(self, name)

@@ -199,7 +199,8 @@ def _released(
             raise PartyError("embeddings with noise need a bound")
         noisy = noisy_predictions(table, data, network.by_row, theta, noise.bound, noise.multiplier)
         return shaped(noisy, wire or table.wire)
-    found = network.predict(theta, data.open())
+    with table.for_reply():
+        found = network.predict(theta, data.open())
     if blur is not None:
         lengths = np.linalg.norm(found, axis=1, keepdims=True)
         unit = (found / np.where(lengths > 0, lengths, 1)).astype(np.float64)

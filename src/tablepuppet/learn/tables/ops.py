@@ -63,8 +63,9 @@ def predict(
     """
     part = parameters_for_predictions(table, model, sealed(table, view, encoding).width)
     if noise is None:
-        data = encoded(table, view, encoding)
-        return {"image": on_wire(part.model.predict(part.theta, data), table.wire, exact=exact)}
+        with table.for_reply():
+            image = part.model.predict(part.theta, encoded(table, view, encoding))
+        return {"image": on_wire(image, table.wire, exact=exact)}
     table.check_noisy()
     hidden = encoded_for_noise(table, view, encoding)
     bound = noise.bound if noise.bound is not None else part.bound

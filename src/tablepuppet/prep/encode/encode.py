@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from tablepuppet.errors import LearnError, PartyError
+from tablepuppet.mapping.digests import number_digests
 from tablepuppet.mapping.table_mapping import ShardRows
 from tablepuppet.operators.client import Client
 from tablepuppet.party.allowance import check_memory
@@ -414,6 +415,8 @@ def read_frame(
         raise PartyError(f"{where} needs digests for each of its categories")
     if any(each.ndim != 2 or each.shape[1] != SIZE for each in digests.values()):
         raise PartyError(f"{where} needs digests of {SIZE} bytes")
+    if any(number_digests([each])[1] < len(each) for each in digests.values()):
+        raise PartyError(f"{where}: a category is listed twice")  # codes of others would depend on each other
     if len({*columns, *(name for name, _ in categories)}) < len(columns) + len(categories):
         raise PartyError(f"{where} reads each column once")
     for name, kind in categories:
