@@ -266,7 +266,7 @@ def prepare(worlds: list[World], rng: np.random.Generator) -> tuple[Maker, list[
             maker.shapes.models[name] = (f"e{number}", spec)
             begun = {"view": "v", "encoding": f"e{number}", "model": name, "seed": 1, "zero": kind != "embedding"}
             if isinstance(spec, Bottom):
-                asked.append(("split.start", {**begun, "spec": spec, "noisy": True}))
+                asked.append(("split.start", {**begun, "spec": spec}))
             else:
                 asked.append(("model.start", {**begun, "spec": spec}))
         for outputs in (1, 2):

@@ -27,7 +27,7 @@ from tablepuppet.party.local_table import LocalTable, RelationRows
 from tablepuppet.party.policy import ColumnRule
 from tablepuppet.party.spec import Linear
 from tablepuppet.prep.encode.encode import EncodedShard
-from tablepuppet.prep.encode.encoded_table import EncodedTable
+from tablepuppet.prep.encode.encoded_table import EncodedTable, SealedTable
 from tablepuppet.privacy.accountant import gaussian_epsilon
 from tests.privacy.bounded import bounded_federation
 from tests.relations import federation, multipliers, party_of, record_wire, warnings_of
@@ -48,7 +48,7 @@ class Exact:
     def __init__(self, data: EncodedTable):
         rows = np.arange(len(data.dense))
         self.rows = RelationRows(rows, np.ones_like(rows))
-        self.state = {"v/e": EncodedShard(data, self.rows, private=True)}
+        self.state = {"v/e": EncodedShard(SealedTable.of(data), self.rows, private=True)}
         self.values, self.sensitivity = np.zeros(0), 0.0
 
     def view(self, name: str) -> RelationRows:
@@ -124,7 +124,7 @@ def test_a_row_changes_predictions_by_its_bound(values: list[float], bound: floa
     """A prediction is clipped to the bound, that of a row of missing values is exactly zero."""
     data = EncodedTable(np.array([*values, 0.0])[:, None], (), ())
     table = Exact(data)
-    noisy_predictions(cast(LocalTable, table), data, LinearRows(), np.array([theta]), bound, 1.0)
+    noisy_predictions(cast(LocalTable, table), SealedTable.of(data), LinearRows(), np.array([theta]), bound, 1.0)
     assert table.sensitivity == bound
     assert np.abs(table.values).max() <= bound * (1 + 1e-9)
     assert table.values[-1] == 0.0
@@ -152,7 +152,7 @@ def test_one_row_joined_ten_thousand_times_counts_once(tmp_path: Path) -> None:
         model = tp.LinearRegression(rounds=1, privacy=tp.Privacy(feature_epsilon=1.0)).fit(relation)
         party, client = party_of(fed.engine, "q"), relation.client
         kept = party.table(client.session, "b").state[f"{client.view}/{model.encoding_.id}"]
-        table = Exact(cast(EncodedShard, kept).data)
+        table = Exact(cast(EncodedShard, kept).data.open())
         wanted = np.bincount(relation.mapping.tables["b"].index) * -100.0 / rows
         noise = SumNoise(11, 1.0, 1.0)
         model_ops.gradient(cast(LocalTable, table), "v", "e", Linear(1), wanted, noise=noise)

@@ -23,7 +23,7 @@ from tablepuppet.party.local_table import Charge, LocalTable, RelationRows
 from tablepuppet.party.release_log import Unlogged
 from tablepuppet.party.spec import Linear, Network
 from tablepuppet.prep.encode.encode import EncodedShard
-from tablepuppet.prep.encode.encoded_table import EncodedTable
+from tablepuppet.prep.encode.encoded_table import EncodedTable, SealedTable
 from tablepuppet.privacy.accountant import Spending
 from tablepuppet.privacy.noise import sampling_epsilon
 
@@ -45,12 +45,13 @@ def local_table(nonce: str = "session", charges: list[Any] | None = None, charge
     stand_in: Any = SimpleNamespace(scan=SimpleNamespace(alias="t", party="p"), party="p", must_mask=False)
     stand_in.rules = SimpleNamespace(secure_sum=False, budget=Budget())
     stand_in.is_bound, stand_in.refusal = False, lambda rule, reason: PrivacyError(reason, rule=rule)
+    stand_in.watched = lambda look: stand_in
     unused: Any = None
     table = LocalTable(
         snapshot=stand_in, caller="analyst", grant=stand_in, secure=stand_in, wire="float64", secret=b"", run_key=b"",
-        category_secrets={}, noise_secret=b"known to the party", nonce=nonce, views=Bounded(), state=Bounded(),
-        models=Owned(Bounded(), {}, ""), shelf=Shelf(""), made=Unlogged(), charged=unused, split_by=unused,
-        refine=unused, read=unused, beside=unused, deliveries=unused,
+        category_secrets={}, noise_secret=b"known to the party", nonce=nonce, views=Bounded(), held_here=Bounded(),
+        held_models=Owned(Bounded(), {}, ""), shelf=Shelf(""), made=Unlogged(), charged=unused, split_by=unused,
+        refine=unused, read_now=unused, read_beside=unused, deliveries=unused,
     )  # fmt: skip
 
     def charge(cost: Spending, purpose: str, release: str | None, line: str) -> None:
@@ -59,7 +60,7 @@ def local_table(nonce: str = "session", charges: list[Any] | None = None, charge
 
     table.charged = charged or charge
     table.views["v"] = RelationRows(np.arange(ROWS), np.full(ROWS, 3))
-    table.state["v/e"] = EncodedShard(encoded_rows(), table.views["v"], private=True)
+    table.state["v/e"] = EncodedShard(SealedTable.of(encoded_rows()), table.views["v"], private=True)
     return table
 
 
@@ -297,7 +298,7 @@ def test_rows_that_are_listed_twice_are_refused() -> None:
     table, once = begun(None), local_table().views["v"]
     twice = RelationRows(np.zeros(ROWS, np.int64), np.full(ROWS, 3))
     table.views["v"] = twice
-    table.state["v/e"] = EncodedShard(encoded_rows(), twice, private=True)
+    table.state["v/e"] = EncodedShard(SealedTable.of(encoded_rows()), twice, private=True)
     with pytest.raises(PrivacyError, match="listed twice"):
         steps(table)
     table.views["v"] = once

@@ -18,7 +18,7 @@ THETA = np.array([[1.5, -2.0], [0.25, 3.0]])
 
 def part(name: str, model: str = "m", alias: str = "t") -> KeptPart:
     scan = Scan("bank", alias, "cards", {"x": "DOUBLE"}, {"x": "x"}, ("",), (), (None,), ())
-    return KeptPart.of(model, name, scan, THETA, Linear(2), noisy=False)
+    return KeptPart.of(model, name, scan, THETA, Linear(2))
 
 
 def test_a_part_outlives_the_process(tmp_path: Path) -> None:

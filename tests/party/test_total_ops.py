@@ -61,9 +61,9 @@ def test_neighbours_differ_in_noisy_values_only() -> None:
 
 def loose(steps: NoisySteps, theta: Any) -> Any:
     """A step that takes parameters of any shape that rows can be multiplied with."""
-    steps.rows.predict(theta, steps.data.rows(slice(0)))
+    steps.rows.predict(theta, steps.data.empty)
     noise = steps.noise
-    chosen = steps.table.sample(len(steps.data.dense), noise.sampling, steps.given + theta.tobytes())
+    chosen = steps.table.sample(steps.data.rows, noise.sampling, steps.given + theta.tobytes())
     told = steps.table.noisy(
         lambda: steps.parts(theta, chosen), theta.shape, noise.clip, noise.multiplier, "gradient", noise.sampling
     )
@@ -85,7 +85,7 @@ def nobody(table: LocalTable, outputs: Any, view: str) -> Any:
 
 
 def fails(table: LocalTable, *_: Any) -> None:
-    if table.snapshot.outputs["x"].null_count:
+    if table.snapshot.cells["x"].null_count:
         raise PartyError("a cell is missing")
 
 

@@ -44,7 +44,7 @@ from tablepuppet.party.ops import Values, op
 from tablepuppet.party.release import Release
 from tablepuppet.party.returns import ANY, IMAGE, OUTPUTS, ROWS, WIDTH, Numbers
 from tablepuppet.prep.encode.encode import EncodedShard, encoded, encoded_for_noise
-from tablepuppet.prep.encode.encoded_table import EncodedTable, check_length
+from tablepuppet.prep.encode.encoded_table import EncodedTable, SealedTable, check_length
 from tablepuppet.privacy.clip import blocks, kept_shares
 
 Array = NDArray[np.float64]
@@ -261,7 +261,7 @@ def _forget(table: LocalTable, view: str, into: str, op_name: str) -> None:
 
 def _keep(table: LocalTable, view: str, into: str, data: EncodedTable, op_name: str) -> None:
     _forget(table, view, into, op_name)
-    table.state[f"{view}/{into}"] = Applied(data, table.view(view), private=False)
+    table.state[f"{view}/{into}"] = Applied(SealedTable.of(data, table.snapshot.look), table.view(view), private=False)
 
 
 def applied(
@@ -318,16 +318,17 @@ def joined_counts(table: LocalTable, view: str) -> Array:
     return table.view(view).counts.astype(np.float64)
 
 
-def noisy_gram(table: LocalTable, data: EncodedTable, noise: GramNoise) -> Array:
+def noisy_gram(table: LocalTable, data: SealedTable, noise: GramNoise) -> Array:
     """K of one shard."""
-    most, upper = float(max(data.columns, 1)), np.triu_indices(data.width)
+    most, upper = float(max(data.empty.columns, 1)), np.triu_indices(data.width)
 
     def parts() -> Iterator[Array]:
-        for block in blocks(*data.dense.shape):
-            rows = data.rows(block)
+        encoded = data.open()
+        for block in blocks(*encoded.dense.shape):
+            rows = encoded.rows(block)
             yield rows.gram(kept_shares(rows.norms(), math.sqrt(most)) ** 2)[upper] / noise.table_rows
 
-    data.check_gram()
+    data.empty.check_gram()
     found = np.zeros((data.width, data.width))
     found[upper] = table.noisy(parts, upper[0].shape, most / noise.table_rows, noise.multiplier, "gram")
     return np.asarray(found + np.triu(found, 1).T)

@@ -15,6 +15,7 @@ import numpy as np
 import pyarrow as pa
 
 from tablepuppet.errors import PartyError
+from tablepuppet.party.origins import Origins
 
 SMALL = 64  # bytes that a plain value is counted as
 
@@ -71,6 +72,7 @@ class Bounded(UserDict[str, Any]):
         super().__init__()
         self._what, self._limit, self._most, self._account = what, limit, most, account or MemoryAccount()
         self._used: set[str] = set()  # since they were last measured
+        self.origins: dict[str, Origins] = {}  # of what it holds
 
     def __getitem__(self, name: str) -> Any:
         found = self.data[name]
@@ -89,6 +91,7 @@ class Bounded(UserDict[str, Any]):
 
     def __delitem__(self, name: str) -> None:
         del self.data[name]
+        self.origins.pop(name, None)
         self._account.drop((id(self), name))
 
     def measure(self) -> None:
@@ -110,6 +113,7 @@ class Owned(UserDict[str, Any]):
     def __init__(self, held: Bounded, owners: dict[str, str], session: str):
         self._held, self._owners, self._session = held, owners, session
         self.data = held  # type: ignore[assignment] # any mapping will do
+        self.origins = held.origins
 
     def __setitem__(self, name: str, value: Any) -> None:
         self.data[name] = value

@@ -115,14 +115,28 @@ class Grant:
         if op.receiver:
             self._check_receiver(arguments.get(op.receiver))
 
+    def check_kept(self, op: Op, arguments: Mapping[str, Any], *, noisy: bool) -> None:
+        """Raise PrivacyError unless the policy allows an op on something kept that was computed from these columns.
+
+        ``noisy``: from noisy values of them only, which noise has paid for.
+        """
+        if self.rules.budget.require_dp and not noisy:
+            reason = "what was computed from it without noise is used no more; fit again with privacy=tp.Privacy(...)"
+            raise self.refusal("require_dp", reason)
+        if op.directions:
+            self._check_directions(noisy or op.is_private(arguments))
+        self._check_table(op)
+        for name in self._features:
+            self._hold(op, self.outputs[name].rule, self._strictest(self.outputs[name]))
+        if op.receiver:
+            self._check_receiver(arguments.get(op.receiver))
+
     def _check_releases(self, op: Op, arguments: Mapping[str, Any]) -> None:
         """Raise PrivacyError unless the table, and every column that the op works on, allows its use and its releases.
 
         An op that names no columns works on every feature, whatever its arguments: it is checked once.
         """
-        if op.releases & Release.EMBEDDINGS and self.rules.embeddings is None:
-            reason = "does not release EMBEDDINGS, several numbers per row; use tp.MLP*, or ask its operator to set"
-            raise self.refusal("embeddings", f"{reason} embeddings = {{ max_width = ..., max_epochs = ... }}")
+        self._check_table(op)
         for name in self._fields(op, arguments):
             self._hold(op, self.rules.column(name), [name])
         for name in self._involved(op, arguments):
@@ -133,6 +147,12 @@ class Grant:
             raise self.refusal("cross_statistics", reason, self._involved(op, arguments)[:1])
         if not op.columns and not op.fields:
             self._allowed.add(op.name)
+
+    def _check_table(self, op: Op) -> None:
+        """Raise PrivacyError unless the table allows the op, whatever its columns."""
+        if op.releases & Release.EMBEDDINGS and self.rules.embeddings is None:
+            reason = "does not release EMBEDDINGS, several numbers per row; use tp.MLP*, or ask its operator to set"
+            raise self.refusal("embeddings", f"{reason} embeddings = {{ max_width = ..., max_epochs = ... }}")
 
     @cached_property
     def _allowed(self) -> set[str]:

@@ -22,6 +22,7 @@ from tablepuppet.party.counters import Counters
 from tablepuppet.party.database import SourceTable
 from tablepuppet.party.grant import Grant, refusal
 from tablepuppet.party.ops import SECURE, Op
+from tablepuppet.party.origins import Origin
 from tablepuppet.party.policy import CELLS, Policy, TableRule
 from tablepuppet.party.release import Release
 from tablepuppet.party.secure_table import RULE
@@ -83,6 +84,24 @@ class Guard:
         """Refuse an op that would release what the policy forbids; ``bound``: sums may be released only masked."""
         grant.check(op, arguments)
         _check_sums(op, grant, arguments, bound=bound)
+        self._count_use(caller, session, op, grant, arguments)
+
+    def run_on_kept(
+        self, caller: str, session: str, op: Op, origin: Origin, arguments: Mapping[str, Any], own: str = ""
+    ) -> str:
+        """Refuse an op on something kept that the table it comes from does not allow; that table's name.
+
+        ``own`` is the table that the op runs on, for which it is counted already.
+        """
+        grant = self.grant(caller, origin.scan)
+        grant.check_kept(op, arguments, noisy=origin.noisy)
+        _check_sums(op, grant, arguments, bound=False)
+        if grant.table.lower() != own.lower():
+            self._count_use(caller, session, op, grant, arguments)
+        return grant.table
+
+    def _count_use(self, caller: str, session: str, op: Op, grant: Grant, arguments: Mapping[str, Any]) -> None:
+        """Count an op against what a session may ask of a table."""
         if op.directions:
             self._count_directions(caller, session, grant, arguments.get(op.directions))
         most = self.policy.limits.max_prediction_rounds

@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 
 from tablepuppet.errors import PartyError
 from tablepuppet.party.metrics import OTHER
+from tablepuppet.party.origins import Origins
 from tablepuppet.party.spec import AnySpec
 from tablepuppet.privacy.private_file import sync_folder, write_atomically
 from tablepuppet.sql.plan import Scan
@@ -47,22 +48,20 @@ class KeptPart(msgspec.Struct, frozen=True, kw_only=True):
 
     model: str
     part: str
-    scan: Scan  # what it was learned from: whether parameters may leave is decided by the policy of the day
+    scan: Scan  # the table use that it is for
     data: bytes  # float64
     shape: tuple[int, ...]
     spec: AnySpec  # what the parameters are of
-    noisy: bool = False  # whether all that it is made of had noise
+    origins: Origins  # all that it is computed from
     encoding: str = ""  # the secret that categories are blinded under
     categories: tuple[KeptCategories, ...] = ()
     salt: bytes  # without it a fingerprint would reveal whether a guess of the parameters is right
 
     @classmethod
-    def of(
-        cls, model: str, part: str, scan: Scan, theta: NDArray[np.float64], spec: AnySpec, *, noisy: bool
-    ) -> KeptPart:
+    def of(cls, model: str, part: str, scan: Scan, theta: NDArray[np.float64], spec: AnySpec) -> KeptPart:
         """A part to keep."""
         data, salt = np.ascontiguousarray(theta, np.float64).tobytes(), secrets.token_bytes(16)
-        return cls(model=model, part=part, scan=scan, data=data, shape=theta.shape, spec=spec, noisy=noisy, salt=salt)
+        return cls(model=model, part=part, scan=scan, data=data, shape=theta.shape, spec=spec, origins=(), salt=salt)
 
     @property
     def theta(self) -> NDArray[np.float64]:

@@ -5,11 +5,13 @@ from __future__ import annotations
 import hashlib
 import hmac
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import ClassVar
 
+import msgspec
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -19,9 +21,11 @@ from tablepuppet.errors import PartyError, PrivacyError
 from tablepuppet.party.allowance import check_memory, check_reply, check_time, count_release
 from tablepuppet.party.blind import derive_key
 from tablepuppet.party.bounded import Bounded, Owned
+from tablepuppet.party.column_fingerprint import column_fingerprint
 from tablepuppet.party.delivery import Deliveries
 from tablepuppet.party.grant import Grant
-from tablepuppet.party.kept import Shelf
+from tablepuppet.party.kept import KeptPart, Shelf
+from tablepuppet.party.origins import Allow, Kept, Reached, are_noisy
 from tablepuppet.party.policy import Level
 from tablepuppet.party.release_log import ReleaseLog
 from tablepuppet.party.secure_table import SecureTable
@@ -97,19 +101,97 @@ class LocalTable:
     noise_secret: bytes  # of the party, unknown to others: for noise that is the same whenever it is asked for
     nonce: str  # of the session: no two draw the same noise
     views: Bounded  # `RelationRows`, or why none, by the name of the relation (its view)
-    state: Bounded  # of this session
-    models: Owned  # of all sessions of the caller
+    held_here: Bounded  # what ops keep in this session
+    held_models: Owned  # of all sessions of the caller
     shelf: Shelf  # of the caller: its parts of saved models
     made: ReleaseLog  # releases with noise of this session, as they were sent
     charged: Charge
     split_by: Callable[[str], None]  # called with a choice of rows by position, before it is released
     refine: Callable[[Sequence[str]], None]  # called with columns and rows, before their histogram is refined
-    read: Callable[[Scan], Snapshot]  # what a scan reads now
-    beside: Callable[[Sequence[str]], pa.Table]  # other columns, for the snapshot's rows in its order; see beside.py
+    read_now: Callable[[Scan], Snapshot]  # what a scan reads now
+    read_beside: Callable[[Sequence[str]], pa.Table]  # other columns, for the snapshot's rows; see beside.py
     deliveries: Deliveries  # predictions that the party takes home
     is_repeat: bool = False  # the request was answered before: what it did outside of the session is done
     _place: Place = field(default=(0, -1), init=False)  # of the op that runs
     _releases: int = field(default=0, init=False)  # with noise, of this op so far
+    _reached: Reached | None = field(default=None, init=False)  # by the op that runs; None: none does
+    _adds_noise: bool = field(default=False, init=False)
+
+    def __post_init__(self) -> None:
+        """Watch all ways to cells, and to what was computed from them."""
+        self.snapshot = self.snapshot.watched(self._look)
+        self.state, self.models = Kept(self.held_here, self._of_op), Kept(self.held_models, self._of_op)
+
+    def _of_op(self) -> Reached:
+        return self._reached or Reached()
+
+    def _look(self) -> None:
+        """Cells are about to be seen. PrivacyError if the policy demands noise and nothing adds any."""
+        if self._reached is None:
+            return
+        if self.must_hide and not self._adds_noise:
+            raise self.grant.refusal(
+                "require_dp",
+                "its cells are seen only where noise is added; set privacy=tp.Privacy(...), as docs/privacy.md says",
+            )
+        self._reached.cells(noisy=self._adds_noise)
+
+    @contextmanager
+    def mechanism(self) -> Iterator[None]:
+        """Inside, noise is added to all that follows from cells, which are seen by nothing else."""
+        before, self._adds_noise, reached = self._adds_noise, True, self._of_op()
+        kept, reached.keeps = reached.keeps, False
+        try:
+            yield
+        finally:
+            self._adds_noise, reached.keeps = before, kept
+
+    @contextmanager
+    def for_reply(self) -> Iterator[None]:
+        """Inside, cells are seen for the reply only: nothing that is kept comes from them."""
+        reached = self._reached
+        self._reached = None if reached is None else reached.aside()
+        try:
+            yield
+        finally:
+            self._reached = reached
+
+    @contextmanager
+    def running(self, allow: Allow, place: Place | None = None) -> Iterator[None]:
+        """Run an op inside; ``allow`` refuses what comes from tables that do not allow it. See `begin`."""
+        self.begin(place)
+        self._reached = reached = Reached(self.snapshot.scan, allow)
+        try:
+            yield
+        finally:
+            self._reached = None
+            reached.end()
+
+    def check_noisy(self) -> None:
+        """PrivacyError unless all that the op has got hold of comes from noisy values only."""
+        if not are_noisy(self._of_op().origins):
+            raise PrivacyError(f"party {self.grant.party!r}: this model was not learned with noise", rule="require_dp")
+
+    def stored(self, part: str) -> KeptPart | None:
+        """The caller's part of a saved model for this table use; None if there is none."""
+        kept = self.shelf.get(part, self.snapshot.scan.alias)
+        if kept is not None:
+            self._of_op().kept(kept.origins)
+        return kept
+
+    def store(self, kept: KeptPart) -> str:
+        """Store a part of a model; its fingerprint."""
+        return self.shelf.put(msgspec.structs.replace(kept, origins=self._of_op().origins))
+
+    def beside(self, columns: Sequence[str]) -> pa.Table:
+        """Other columns, for the snapshot's rows in its order."""
+        self._look()
+        return self.read_beside(columns)
+
+    def state_of(self, output: str) -> str:
+        """A fingerprint of an output over the whole table, from which noise is drawn: the caller never sees it."""
+        with self.mechanism():
+            return column_fingerprint(self.snapshot, output, self.read_now)
 
     def view(self, name: str) -> RelationRows:
         """The rows of a relation that was announced with the op ``rows.use``."""
@@ -133,14 +215,14 @@ class LocalTable:
 
     def measure(self) -> None:
         """Count the memory that an op used: models grow during training. PartyError if the limit is exceeded."""
-        for held in (self.views, self.state, self.models):
+        for held in (self.views, self.held_here, self.held_models):
             held.measure()
 
     def free(self) -> None:
         """Free everything; of models, only those that this session created."""
         self.views.clear()
-        self.state.clear()
-        self.models.close()
+        self.held_here.clear()
+        self.held_models.close()
 
     def rows_once(self, view: str) -> RelationRows:
         """The rows of a relation, each listed once: a row that is listed twice would count twice in sums with noise."""
@@ -201,7 +283,7 @@ class LocalTable:
             if len(places) and (places.min() < 0 or places.max() >= len(rows)):
                 raise PartyError(f"places of rows must be at least 0 and below {len(rows):,}")
             rows = rows[places]
-        counted: NDArray[np.int32] = self.state.get(_EMBEDDED, np.zeros(self.snapshot.rows, np.int32)).copy()
+        counted: NDArray[np.int32] = self.held_here.get(_EMBEDDED, np.zeros(self.snapshot.rows, np.int32)).copy()
         np.add.at(counted, rows, 1)
         if len(rows) and counted[rows].max() > rule.max_epochs:
             reason = (
@@ -209,7 +291,7 @@ class LocalTable:
                 "fewer epochs or larger batches, open the relation again, or ask the party's operator"
             )
             raise self.grant.refusal("embeddings.max_epochs", reason)
-        self.state[_EMBEDDED] = counted
+        self.held_here[_EMBEDDED] = counted
 
     def count_split(self, view: str, chosen: NDArray[np.bool_], classes: NDArray[np.integer] | None = None) -> None:
         """Count a choice of a relation's rows by their places in the source; PrivacyError if there are too many.
@@ -297,7 +379,8 @@ class LocalTable:
             return made
         count_release()
         self.charge(cost, purpose, name, self._line)
-        values = summed_steps(parts(), None if is_most else shape, step)
+        with self.mechanism():
+            values = summed_steps(parts(), None if is_most else shape, step)
         mark = f"noise {name} {hmac.digest(self.noise_secret, name.encode() + values.tobytes(), 'sha256').hex()}"
         key = hmac.digest(self.noise_secret, mark.encode(), "sha256")
         noise = discrete_gaussian(SecureStream.keyed(key), values.size, sigma / step)

@@ -22,7 +22,7 @@ import msgspec
 import tablepuppet.party.rows  # noqa: F401 - registers its ops
 from tablepuppet.errors import PartyError
 from tablepuppet.party.allowance import Allowance, allowed, check_reply, check_time, ran_out
-from tablepuppet.party.audit import AuditLog, Outcome
+from tablepuppet.party.audit import AuditLog, Entry, Outcome
 from tablepuppet.party.beside import columns_beside
 from tablepuppet.party.blind import derive_key
 from tablepuppet.party.bounded import Bounded, MemoryAccount, Owned, size_of
@@ -36,6 +36,7 @@ from tablepuppet.party.local_table import LocalTable, Place, category_secret
 from tablepuppet.party.metrics import Metrics
 from tablepuppet.party.openings import Openings
 from tablepuppet.party.ops import Op, Values, find_op
+from tablepuppet.party.origins import Origin, joined
 from tablepuppet.party.policy import Level, Policy, TableRule, Use
 from tablepuppet.party.release import Release
 from tablepuppet.party.release_log import ReleaseLog, Unlogged
@@ -300,15 +301,17 @@ class Party:
                     noise_secret=self._noise_secret,
                     nonce=nonce,
                     views=self._bounded(f"table {scan.table!r}: relations of this session", "views", account),
-                    state=self._bounded(f"table {scan.table!r}: encoded relations of this session", "views", account),
-                    models=self._models_of(caller, session),
+                    held_here=self._bounded(
+                        f"table {scan.table!r}: encoded relations of this session", "views", account
+                    ),
+                    held_models=self._models_of(caller, session),
                     shelf=self._shelves.of(caller),
                     made=made or Unlogged(),
                     charged=partial(self._charge, caller, grant),
                     split_by=partial(self._split, caller, grant),
                     refine=partial(self._guard.refine, caller, grant),
-                    read=self._whole,
-                    beside=partial(columns_beside, snapshot, database=self._database),
+                    read_now=self._whole,
+                    read_beside=partial(columns_beside, snapshot, database=self._database),
                     deliveries=self._deliveries,
                 )
             if caller != HERE:
@@ -412,25 +415,31 @@ class Party:
             found = find_op(op)
             entry.ask(found.name, found.releases, arguments)
             if found.on_shelf:
-                return entry.reply(self._run_on_shelf(caller, session, found, arguments, outcome))
+                return entry.reply(self._run_on_shelf(caller, session, found, arguments, entry))
             table = self.table(session, alias, caller)
             entry.tables = [table.grant.table]
             self._guard.run(caller, session, found, table.grant, arguments, bound=table.secure.is_bound)
             table.is_repeat = outcome == "restored"
-            table.begin(place)
-            values = answered(found, table, arguments)
+            with table.running(partial(self._allow, caller, session, found, arguments, entry), place):
+                values = answered(found, table, arguments)
             table.measure()
             return entry.reply(values)
 
-    def _run_on_shelf(
-        self, caller: str, session: str, op: Op, arguments: Mapping[str, Any], outcome: Outcome
-    ) -> Values:
+    def _allow(
+        self, caller: str, session: str, op: Op, arguments: Mapping[str, Any], entry: Entry, origin: Origin
+    ) -> None:
+        """Let an op use something that comes from elsewhere than its table, if the policy allows it."""
+        own = "" if op.on_shelf else entry.tables[0]
+        table = self._guard.run_on_kept(caller, session, op, origin, arguments, own)
+        entry.tables = list(dict.fromkeys([*entry.tables, table]))
+
+    def _run_on_shelf(self, caller: str, session: str, op: Op, arguments: Mapping[str, Any], entry: Entry) -> Values:
         """An op on parts of saved models; one that was answered before does nothing again."""
         op.parameters.read(arguments)
         shelf = self._shelves.of(caller)
-        for kept, _ in shelf.all(arguments.get("part", "")):
-            self._guard.run(caller, session, op, self._guard.grant(caller, kept.scan), arguments)
-        return {} if outcome == "restored" else op(shelf, arguments)
+        for origin in joined((), (each for kept, _ in shelf.all(arguments.get("part", "")) for each in kept.origins)):
+            self._allow(caller, session, op, arguments, entry, origin)
+        return {} if entry.outcome == "restored" else op(shelf, arguments)
 
     def table(self, session: str, alias: str, caller: str = HERE) -> LocalTable:
         """One table of a session; for code that runs at the party."""

@@ -20,24 +20,31 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from typing import Any, NoReturn
 
 import msgspec
 
-from tablepuppet.errors import PartyError, TablePuppetError
-from tablepuppet.party.audit import Outcome
+from tablepuppet.errors import PartyError, PrivacyError, TablePuppetError
+from tablepuppet.party.audit import DISK, Outcome
 from tablepuppet.party.config import Limits
 from tablepuppet.party.metrics import Metrics
 from tablepuppet.party.request import Reply, Request
 from tablepuppet.party.service import Party
 from tablepuppet.wire.codec import Encoded, encode
-from tablepuppet.wire.journal import Journal, Key
+from tablepuppet.wire.journal import Journal, Key, Written
+from tablepuppet.wire.message_file import DamagedError
 from tablepuppet.wire.protocol import BusyError, error_message, reply_message
 
 log = logging.getLogger("tablepuppet.party")
 
 
+MEMORY = "memory"  # what has run out where the process gets no more of it
 LEFT = 60.0  # seconds after which a session may have been left by whoever opened it
+
+
+def may_pass(error: TablePuppetError) -> bool:
+    """Whether a request was refused for want of the machine's memory or disk: it may fare better later."""
+    return isinstance(error, PartyError) and error.limit in (DISK, MEMORY)
 
 
 @dataclass
@@ -110,24 +117,28 @@ class Desk:
             self.party.note_refusal(*key, request.verb, error)
             raise
         with line.lock:
-            line.used = time.monotonic()
-            if request.sequence == line.done and line.reply is not None:
-                return line.reply
-            if request.verb == "open":  # written down with the request, so that noise can be drawn again
-                request = msgspec.structs.replace(
-                    request, arguments={**request.arguments, "nonce": secrets.token_hex(16)}
-                )
-            try:
-                start = self._accept(key, line, request)
-                line.reply = None  # whoever sends the next request has it
-                self.party.hold_reply(*key, 0)
-                line.reply = self._computed(key, request, start=start)
-            except TablePuppetError:
-                if request.verb == "open" and line.done < 0:  # nothing was opened: the caller may try again
-                    self.close(key, "refused")
-                raise
-            line.done, line.used = request.sequence, time.monotonic()
+            if self._lines.get(key) is line:
+                return self._next_in(line, key, request)
+        return self._in_line(key, request)  # the session was freed meanwhile, and may come back
+
+    def _next_in(self, line: Line, key: Key, request: Request) -> Encoded:
+        """The reply to a request of a session that nobody else changes now."""
+        line.used = time.monotonic()
+        if request.sequence == line.done and line.reply is not None:
             return line.reply
+        if request.verb == "open":  # written down with the request, so that noise can be drawn again
+            request = msgspec.structs.replace(request, arguments={**request.arguments, "nonce": secrets.token_hex(16)})
+        try:
+            start = self._accept(key, line, request)
+            line.reply = None  # whoever sends the next request has it
+            self.party.hold_reply(*key, 0)
+            line.reply = self._computed(key, request, start=start)
+        except TablePuppetError:
+            if request.verb == "open" and line.done < 0:  # nothing was opened: the caller may try again
+                self.close(key, "refused")
+            raise
+        line.done, line.used = request.sequence, time.monotonic()
+        return line.reply
 
     def _accept(self, key: Key, line: Line, request: Request) -> int:
         """Write down the next request of a line, and say where; PartyError if it is not the next, or that fails."""
@@ -157,6 +168,8 @@ class Desk:
         except TablePuppetError as error:
             if request.verb == "open":
                 raise
+            if may_pass(error) and self.journal is not None:
+                self._take_back(key, start, error)
             refusal = error_message(error)
             if self.journal is not None and start is not None:
                 self._write_refusal(key, start, request, len(replies), refusal)
@@ -164,6 +177,17 @@ class Desk:
         if request.verb == "open" and self.journal is not None:
             self._compare(key)
         return encoded
+
+    def _take_back(self, key: Key, start: int | None, error: TablePuppetError) -> NoReturn:
+        """Let a request that the machine had no room for be asked again, as if it had never come.
+
+        Some of its steps may have been computed: the session is freed, and comes back from the journal without them.
+        """
+        assert self.journal is not None, "it was written down"
+        if start is not None:
+            self.journal.take_back(key, start)
+        self.close(key, "put away", forget=False)
+        raise BusyError(f"{error}; try again", limit=getattr(error, "limit", "")) from error
 
     def _write_refusal(self, key: Key, start: int, request: Request, done: int, refusal: Any) -> None:
         """Write a refusal down, or end the session: what was refused must not be computed after a restart."""
@@ -194,7 +218,8 @@ class Desk:
             place = traceback.extract_tb(error.__traceback__)[-1]
             log.error("%s at %s:%s", type(error).__name__, place.filename, place.lineno)
             raise PartyError(
-                f"party {self.party.name!r} failed on {request.verb} ({type(error).__name__}); its log says where"
+                f"party {self.party.name!r} failed on {request.verb} ({type(error).__name__}); its log says where",
+                limit=MEMORY if isinstance(error, MemoryError) else "",
             ) from None
 
     def _compare(self, key: Key) -> None:
@@ -277,21 +302,44 @@ class Desk:
             line.lock.acquire()
         try:
             for written in self.journal.read(key):
-                number, refusal = written.request.sequence, written.refusal
-                leaves = number == asked and refusal is None
-                reply = self._computed(key, written.request, "ok" if leaves else "restored", again=True)
-                if refusal is not None:
-                    reply = encode(refusal)
+                number = written.request.sequence
+                reply = self._again(key, written, leaves=number == asked)
                 line.done, line.reply = number, reply if number == asked else None
             if line.reply is not None:
                 line.reply = self._held(key, line.reply)
             self.log(*key, "restored")
             return line
-        except BaseException:
-            self.close(key, "lost")
+        except BaseException as error:
+            begins = asked == 0 and not isinstance(error, BusyError)  # `open` may begin it anew
+            self.close(key, "not restored", forget=begins or isinstance(error, DamagedError))
             raise
         finally:
             line.lock.release()
+
+    def _again(self, key: Key, written: Written, *, leaves: bool) -> Encoded:
+        """The reply to a request on record, computed again.
+
+        One that was answered must be answered again: if it is not, the session does not come back. What hinders it may
+        pass, so the caller may try again. If the reply ``leaves``, the party may have been killed before it had one.
+        """
+        if written.refusal is not None:
+            self._replayed(key, written.request)
+            return encode(written.refusal)
+        if leaves:
+            return self._computed(key, written.request, again=True)
+        return self._replayed(key, written.request)
+
+    def _replayed(self, key: Key, request: Request) -> Encoded:
+        try:
+            encoded = self._answer(request, key[0], "restored", again=True)
+        except PrivacyError:  # the policy has changed
+            raise
+        except TablePuppetError as error:
+            why = f"party {self.party.name!r} cannot bring this session back now: {error}"
+            raise BusyError(why, limit=getattr(error, "limit", "")) from error
+        if request.verb == "open":
+            self._compare(key)
+        return encoded
 
     def _held(self, key: Key, reply: Encoded) -> Encoded:
         """A reply that is kept until the next request; where there is no room for it, the error that says so."""

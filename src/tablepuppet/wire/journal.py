@@ -13,34 +13,31 @@ caller then gets an error that one was lost. Each caller's sessions have so many
 from __future__ import annotations
 
 import errno
-import itertools
 import os
-import struct
 import threading
 import time
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from functools import lru_cache
-from io import BufferedReader, FileIO
+from io import FileIO
 from pathlib import Path
 from typing import Any
 
 import msgspec
-import pyarrow as pa
 
 from tablepuppet.errors import PartyError
 from tablepuppet.party.kept import file_name
 from tablepuppet.party.metrics import OTHER
 from tablepuppet.party.request import Request
-from tablepuppet.wire.codec import Encoded, decode_header, encode
+from tablepuppet.wire.codec import Encoded, encode
+from tablepuppet.wire.message_file import pieces, read_message, size_of
 from tablepuppet.wire.protocol import read_request, request_message
 from tablepuppet.wire.release_file import ReleaseFile
 
 Key = tuple[str, str]  # caller, session
 LEAST = 4096  # bytes that a file is counted as
 KINDS = (".journal", ".releases")  # of files that are counted
-_LENGTHS = struct.Struct("<QQ")  # of header and arrays
 
 
 class Written(msgspec.Struct, frozen=True):
@@ -81,7 +78,7 @@ class Journal:
         PartyError if that cannot be written down: then the session must end, as the request would be computed again.
         """
         path, short = self._file(key), msgspec.structs.replace(request, steps=request.steps[:done])
-        record = b"".join(map(bytes, _pieces(encode([request_message(short), refusal]))))
+        record = b"".join(map(bytes, pieces(encode([request_message(short), refusal]))))
         before = _size(path)
         try:
             with path.open("r+b", buffering=0) as file:
@@ -103,13 +100,13 @@ class Journal:
         """Write a message down, on disk if it must ``sync``; where it begins. PartyError if there is no room."""
         found = _length(path)
         before, start = _counted(found), found or 0
-        after = _counted(start + _LENGTHS.size + encoded.nbytes)
+        after = _counted(start + size_of(encoded))
         self._take_room(path, after - before)
         try:
             if found is None:
                 path.parent.mkdir(exist_ok=True, mode=0o700)
             with FileIO(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600), "ab") as file:
-                for piece in _pieces(encoded):
+                for piece in pieces(encoded):
                     _write(file, piece)
                 if sync:
                     os.fsync(file.fileno())
@@ -170,19 +167,34 @@ class Journal:
         """Where each message of a file begins, and the message; what is half written at the end is cut off."""
         with path.open("rb") as file:
             whole = 0
-            while (message := read_message(file)) is not None:
-                yield whole, message
+            while (stored := read_message(file, path, self._whose)) is not None:
+                yield whole, stored.message
                 whole = file.tell()
         before = _size(path)
         self._cut(path, whole)
         self._count(path, _size(path) - before)
 
-    @staticmethod
-    def message_at(path: Path, place: int) -> Any:
+    def message_at(self, path: Path, place: int) -> Any:
         """The message of a file that begins at a place."""
         with path.open("rb") as file:
             file.seek(place)
-            return read_message(file)
+            stored = read_message(file, path, self._whose)
+        assert stored is not None, "it was there"
+        return stored.message
+
+    @property
+    def _whose(self) -> str:
+        return f"party {self.party!r}"
+
+    def take_back(self, key: Key, start: int) -> None:
+        """Forget the last request, which begins at ``start``; PartyError if that is impossible."""
+        path = self._file(key)
+        before = _size(path)
+        try:
+            self._cut(path, start)
+        except OSError as error:
+            raise self._no_room(error) from error
+        self._count(path, _size(path) - before)
 
     def sizes(self, callers: Iterable[str]) -> list[tuple[tuple[str], float]]:
         """Bytes of each of these callers that has some; of all others as `OTHER`."""
@@ -241,22 +253,3 @@ def _length(path: Path) -> int | None:
 def _write(file: FileIO, data: bytes | memoryview) -> None:
     if file.write(data) != len(data):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-
-def _pieces(encoded: Encoded) -> Iterator[bytes | memoryview]:
-    """A message as it stands in a file."""
-    yield _LENGTHS.pack(len(encoded.header), encoded.nbytes - len(encoded.header)) + encoded.header
-    for frame in itertools.islice(encoded.frames(), 1, None):
-        yield memoryview(frame)
-
-
-def read_message(file: BufferedReader) -> Any:
-    """The next message of a file, or None."""
-    lengths = file.read(_LENGTHS.size)
-    if len(lengths) < _LENGTHS.size:
-        return None
-    header_size, arrays_size = _LENGTHS.unpack(lengths)
-    header, arrays = file.read(header_size), file.read(arrays_size)
-    if not header_size or len(header) < header_size or len(arrays) < arrays_size:
-        return None
-    return decode_header(header).fill(iter([pa.py_buffer(arrays)] if arrays else []))

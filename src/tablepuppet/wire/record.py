@@ -12,22 +12,19 @@ from __future__ import annotations
 import hashlib
 import os
 import secrets
-import struct
 from dataclasses import replace
 from io import BufferedReader
 from pathlib import Path
 from typing import BinaryIO
 
-import pyarrow as pa
-
 from tablepuppet.errors import LearnError
 from tablepuppet.party.request import Reply, Request
-from tablepuppet.wire.codec import Encoded, decode_header, encode
+from tablepuppet.wire.codec import Encoded, encode
+from tablepuppet.wire.message_file import pieces, read_message, size_of
 from tablepuppet.wire.protocol import LostError, read_reply, reply_message, request_message
 from tablepuppet.wire.transport import Transport
 
 NO_REPLY = Encoded(b"", [])
-_FRAME = struct.Struct("<32sQQ")  # digest of the request, lengths of the reply's header and arrays
 
 
 class Record:
@@ -83,25 +80,21 @@ class RecordedTransport(Transport):
     def _drop_losses(self, losses: int) -> None:
         """Drop the last losses from the record: the run ends because of them, and asks again if it is resumed."""
         if self._writing is not None:
-            os.truncate(self._path, self._path.stat().st_size - losses * _FRAME.size)
+            os.truncate(self._path, self._path.stat().st_size - losses * size_of(NO_REPLY))
 
     def _recorded(self, file: BufferedReader, request: Request, digest: bytes) -> Reply | None:
         """The next reply on record; None at its end, where what a crash left half written is cut off."""
         start = file.tell()
-        head = file.read(_FRAME.size)
-        if len(head) == _FRAME.size:
-            known, header_size, arrays_size = _FRAME.unpack(head)
-            header, arrays = file.read(header_size), file.read(arrays_size)
-            if len(header) == header_size and len(arrays) == arrays_size:
-                if known != digest:
-                    raise LearnError(
-                        f"this run cannot be resumed: it asks party {self._name!r} something else than before; was the "
-                        "job changed, or the version of tablepuppet? Train it again"
-                    )
-                if not header:
-                    raise LostError(f"party {self._name!r} did not answer then, as the record of this run says")
-                frames = iter([pa.py_buffer(arrays)] if arrays else [])
-                return read_reply(decode_header(header).fill(frames), request, self._name)
+        stored = read_message(file, self._path, "the record of this run")
+        if stored is not None:
+            if stored.mark != digest:
+                raise LearnError(
+                    f"this run cannot be resumed: it asks party {self._name!r} something else than before; was the "
+                    "job changed, or the version of tablepuppet? Train it again"
+                )
+            if not stored.header:
+                raise LostError(f"party {self._name!r} did not answer then, as the record of this run says")
+            return read_reply(stored.message, request, self._name)
         file.close()
         self._reading = None
         os.truncate(self._path, start)
@@ -110,9 +103,8 @@ class RecordedTransport(Transport):
     def _write(self, digest: bytes, reply: Encoded) -> None:
         if self._writing is None:
             self._writing = self._path.open("ab")
-        self._writing.write(_FRAME.pack(digest, len(reply.header), reply.nbytes - len(reply.header)))
-        for frame in reply.frames() if reply.header else ():
-            self._writing.write(memoryview(frame))
+        for piece in pieces(reply, digest):
+            self._writing.write(piece)
         self._writing.flush()  # the end of this process loses nothing then
 
 

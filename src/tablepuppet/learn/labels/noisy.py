@@ -26,7 +26,6 @@ from numpy.typing import NDArray
 
 from tablepuppet.errors import PrivacyError
 from tablepuppet.party.arguments import Epsilon
-from tablepuppet.party.column_fingerprint import column_fingerprint
 from tablepuppet.party.local_table import LocalTable
 from tablepuppet.party.ops import Values, op
 from tablepuppet.party.policy import Category, Use
@@ -70,7 +69,7 @@ def private_numbers(
         given = None if bounds is None else (float(bounds[0]), float(bounds[1]))
         lo, hi = _agreed("bounds", table.grant.outputs[column].rule.bounds, given)
         check_bounds((lo, hi), epsilon)
-        numbers(table.snapshot.outputs[column].slice(0, 0))  # no row is read: the type alone decides
+        numbers(table.snapshot.nothing_of(column))  # no row is read: the type alone decides
         secret, release = _release(table, column, "laplace", epsilon, [lo, hi])
     table.charge(Spending.of_pure(epsilon), "labels", release)
     labels, names, places = _rows(table, view, column)
@@ -104,7 +103,7 @@ def private_classes(
         policy = table.grant.outputs[column].rule.categories
         listed = _agreed("classes", _sorted(policy), _sorted(classes))
         check_classes(len(listed))
-        values = fitted_classes(listed, table.snapshot.outputs[column].type)
+        values = fitted_classes(listed, table.snapshot.type_of(column))
         secret, release = _release(table, column, mechanism, epsilon, [[type(each).__name__, each] for each in listed])
     table.charge(Spending.of_pure(epsilon), "labels", release)
     labels, names, places = _rows(table, view, column)
@@ -155,7 +154,8 @@ def _rows(table: LocalTable, view: str, column: str) -> Rows:
     row_ids, places = np.unique(table.view(view).row_ids, return_inverse=True)
     positions = np.ascontiguousarray(table.snapshot.position(row_ids), "<i8")
     names = pa.Array.from_buffers(pa.binary(8), len(positions), [None, pa.py_buffer(positions.tobytes())])
-    return table.snapshot.outputs[column].take(pa.array(table.snapshot.place(row_ids))), names, places
+    with table.mechanism():
+        return table.snapshot.outputs[column].take(pa.array(table.snapshot.place(row_ids))), names, places
 
 
 def fitted_classes(classes: tuple[Category, ...], type_: pa.DataType) -> pa.Array:
@@ -172,7 +172,7 @@ def fitted_classes(classes: tuple[Category, ...], type_: pa.DataType) -> pa.Arra
 def _release(table: LocalTable, column: str, mechanism: str, epsilon: float, domain: Any) -> tuple[bytes, str]:
     """The secret that noise of this release is drawn from, and its name in the ledger."""
     expression = table.snapshot.scan.outputs[column]
-    state = column_fingerprint(table.snapshot, column, table.read)
+    state = table.state_of(column)
     secret = hmac.digest(table.noise_secret, f"labels {table.grant.table.lower()} {state}".encode(), "sha256")
     mark = hmac.digest(secret, b"mark", "sha256").hex()  # keyed: from a plain hash, others could guess the state
     return secret, json.dumps(["labels", expression, mechanism, float(epsilon), domain, mark])

@@ -52,8 +52,8 @@ from tablepuppet.party.ops import Values, op
 from tablepuppet.party.release import Release
 from tablepuppet.party.returns import IMAGE, PER_OUTPUT, SQUARE, Numbers, Products
 from tablepuppet.party.spec import Linear
-from tablepuppet.prep.encode.encode import encoded, encoded_for_noise
-from tablepuppet.prep.encode.encoded_table import EncodedTable
+from tablepuppet.prep.encode.encode import encoded, encoded_for_noise, sealed
+from tablepuppet.prep.encode.encoded_table import SealedTable
 
 Array = NDArray[np.float64]
 
@@ -80,8 +80,9 @@ def start(
             wide = WideGram.of(data.centred(means[:numbers]), counts, joined_rows, means - centres)
             part = wide_ridge_parameters(wide, means, spec.outputs)
     else:
-        data = encoded_for_noise(table, view, encoding)
-        part = noisy_ridge_parameters(noisy_gram(table, data, noise), gram_noise(data.columns, noise), spec.outputs)
+        hidden = encoded_for_noise(table, view, encoding)
+        gram = noisy_gram(table, hidden, noise)
+        part = noisy_ridge_parameters(gram, gram_noise(hidden.empty.columns, noise), spec.outputs)
     hold_parameters(table, model, part)
     return {}
 
@@ -113,22 +114,22 @@ def direction(
     of centred columns, ``centre`` is the mean that was subtracted, and if it is ``exact``, it is not rounded.
     """
     if noise is None:
-        part, data = parameters_of(table, model), encoded(table, view, encoding)
+        part, data = parameters_of(table, model), sealed(table, view, encoding)
     else:
         part, data = noisy_parameters(table, model), encoded_for_noise(table, view, encoding)
     ridge = ridge_of(part)
     _check_fit(part, rows, curvature, data)
     with unchanged_if_refused(part):
         if noise is None:
-            part.noisy = False
             wide = rows.astype(np.float64, copy=False)
-            sums = ridge.centred(data.transposed_times(wide), wide.sum(axis=0))
+            sums = ridge.centred(data.open().transposed_times(wide), wide.sum(axis=0))
         else:
             sums = noisy_gradient(table, data, LinearRows(), part.theta, rows, noise)
         ridge.turn(part.theta, sums, l2, curvature)
         bound, centre = 0.0, np.zeros(1)
         if noise is None or prediction_noise is None:
-            found = data.times(ridge.direction)
+            with table.for_reply():
+                found = data.open().times(ridge.direction)
             if noise is None:
                 centre = ridge.centre(ridge.direction)
                 found -= centre if found.ndim == 2 else centre[0]
@@ -141,11 +142,11 @@ def direction(
         return {"image": image, "products": products, "bound": bound, **facts}
 
 
-def _check_fit(part: TableParameters, rows: Array, curvature: Curvature, data: EncodedTable) -> None:
+def _check_fit(part: TableParameters, rows: Array, curvature: Curvature, data: SealedTable) -> None:
     """PartyError unless all arguments have the same width and number of outputs."""
     outputs = part.theta.shape[1:]
     square = np.shape(curvature) in ((), (math.prod(outputs),) * 2)
-    if len(part.theta) != data.width or rows.shape != (len(data.dense), *outputs) or not square:
+    if len(part.theta) != data.width or rows.shape != (data.rows, *outputs) or not square:
         raise PartyError("rows, curvature and parameters do not fit each other")
 
 

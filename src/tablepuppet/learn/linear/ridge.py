@@ -238,9 +238,7 @@ def noisy_ridge_parameters(gram: Array, noise: float, outputs: int) -> TablePara
     """The same from a noisy Gram matrix: eigenvalues smaller than those of noise alone carry no information."""
     values, vectors = np.linalg.eigh(gram)
     values = np.maximum(values, 2 * noise * np.sqrt(len(gram)))
-    part = _zeros(len(gram), outputs, values, vectors, None)
-    part.noisy = True
-    return part
+    return _zeros(len(gram), outputs, values, vectors, None)
 
 
 def _zeros(

@@ -42,7 +42,7 @@ from tablepuppet.party.ops import Values, op
 from tablepuppet.party.release import Release
 from tablepuppet.party.returns import IMAGE, SQUARE, THETA
 from tablepuppet.party.spec import Network
-from tablepuppet.prep.encode.encode import encoded
+from tablepuppet.prep.encode.encode import encoded, sealed
 from tablepuppet.prep.encode.encoded_table import EncodedTable
 
 Array = NDArray[np.float64]
@@ -109,7 +109,7 @@ def solve(
     part = parameters_of(table, model)
     network = network_of(part)
     share = Share.of(table, view, encoding, network, part.theta, rows, pull)
-    part.theta, part.noisy = share.minimise(part.theta, 0.0, l2, steps), False
+    part.theta = share.minimise(part.theta, 0.0, l2, steps)
     image = network.predict(part.theta, share.data).astype(table.wire)
     return {"image": image, "square": part.square}
 
@@ -145,7 +145,7 @@ def consensus(
     name = f"{model}/{view}/consensus"
     kept: Any = table.state.get(name)
     if rows is not None:
-        network = NetworkTable.over(encoded(table, view, encoding).width, spec.hidden, spec.outputs)
+        network = NetworkTable.over(sealed(table, view, encoding).width, spec.hidden, spec.outputs)
         share = Share.of(table, view, encoding, network, theta, rows, pull)
         own, dual = (theta, np.zeros_like(theta)) if kept is None else (kept.theta, kept.dual)
         table.state[name] = kept = ConsensusState(share, own, dual)

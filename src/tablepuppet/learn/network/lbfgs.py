@@ -74,7 +74,6 @@ def turn_parameters(part: TableParameters, gradient: Array, l2: float, memory: i
 def turn(table: LocalTable, view: str, encoding: str, model: str, rows: Array, l2: float, memory: SomeOrNone) -> Values:
     """Store the gradient at the party; return only its inner products with the stored vectors."""
     part = parameters_of(table, model)
-    part.noisy = False
     gradient = part.model.pull_back(part.theta, encoded(table, view, encoding), rows.astype(np.float64))
     return {"products": turn_parameters(part, gradient, l2, memory)}
 

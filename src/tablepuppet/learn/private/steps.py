@@ -37,8 +37,8 @@ from tablepuppet.party.ops import Values, op
 from tablepuppet.party.release import Release
 from tablepuppet.party.returns import IMAGE, SQUARE, THETA
 from tablepuppet.party.spec import Spec
-from tablepuppet.prep.encode.encode import encoded, encoded_for_noise
-from tablepuppet.prep.encode.encoded_table import EncodedTable
+from tablepuppet.prep.encode.encode import encoded_for_noise, sealed
+from tablepuppet.prep.encode.encoded_table import SealedTable
 from tablepuppet.privacy.clip import blocks, by_row
 
 Array = NDArray[np.float64]
@@ -49,7 +49,7 @@ class NoisySteps:
     """The data that all steps of one round share, at one shard."""
 
     table: LocalTable
-    data: EncodedTable
+    data: SealedTable
     rows: RowModel
     begin: Array  # theta when the round begins
     row_gradients: Array  # n Y
@@ -64,8 +64,8 @@ class NoisySteps:
     ) -> NoisySteps:  # fmt: skip
         """The steps of a round that begins at ``theta``."""
         data, counts = encoded_for_noise(table, view, encoding), table.rows_once(view).counts.astype(np.float64)
-        outputs = rows.predict(theta, data.rows(slice(0))).shape[1:]  # by shapes alone: nothing is computed yet
-        if row_gradients.shape != (len(data.dense), *outputs) or not np.isfinite(row_gradients).all():
+        outputs = rows.predict(theta, data.empty).shape[1:]  # by shapes alone: nothing is computed yet
+        if row_gradients.shape != (data.rows, *outputs) or not np.isfinite(row_gradients).all():
             raise PartyError(f"party {table.grant.party!r}: one finite number is needed for each row and output")
         n = noise.table_rows
         begin = (theta, row_gradients.astype(np.float64) * n, counts * pull * n)
@@ -75,7 +75,7 @@ class NoisySteps:
     @cached_property
     def before(self) -> Array:
         """h^t."""
-        return predicted(self.rows, self.begin, self.data)
+        return predicted(self.rows, self.begin, self.data.open())
 
     def gradient(self, theta: Array) -> Array:
         """The noisy gradient of the mean loss, from a new sample."""
@@ -83,14 +83,15 @@ class NoisySteps:
             raise PartyError(
                 f"party {self.table.grant.party!r}: parameters of another shape than those that the round began with"
             )
-        rows, given = len(self.data.dense), self.given + theta.tobytes()
+        rows, given = self.data.rows, self.given + theta.tobytes()
         return sampled_gradient(self.table, rows, theta, self.noise, given, partial(self.parts, theta))
 
     def parts(self, theta: Array, chosen: NDArray[np.int64]) -> Iterator[Array]:
         """The sum over chosen rows before noise, block by block: no row adds more than ``clip``."""
+        encoded = self.data.open()
         for block in blocks(len(chosen), self.data.width + self.rows.width):
             here = chosen[block]
-            data = self.data.rows(here)
+            data = encoded.rows(here)
             moved = self.rows.predict(theta, data) - self.before[here]
             row_gradients = self.row_gradients[here] + by_row(moved, self.pull[here])
             assert moved.shape == row_gradients.shape, "as at the beginning of the round"
@@ -135,7 +136,7 @@ def gradient(
     name = f"{model}/{view}/steps"
     steps = table.state.get(name)
     if rows is not None:
-        row_model = model_of(spec, encoded(table, view, encoding).width).by_row
+        row_model = model_of(spec, sealed(table, view, encoding).width).by_row
         steps = NoisySteps.of(table, view, encoding, row_model, theta, rows, pull, noise)
     if not isinstance(steps, NoisySteps):
         raise PartyError(f"party {table.grant.party!r} has not started this model; fit it again")

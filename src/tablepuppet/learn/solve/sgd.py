@@ -51,7 +51,6 @@ def step(
     intercept absorbs it.
     """
     part, data = parameters_of(table, model), encoded(table, view, encoding)
-    part.noisy = False
     wide = rows.astype(np.float64)
     if len(places):
         sums = part.model.pull_back(part.theta, data.rows(places), wide)

@@ -25,14 +25,14 @@ from tablepuppet.learn.split.nat import derivatives, own_seed, targets_of
 from tablepuppet.learn.split.ops import EMBEDDED, bottom_parameters, shaped, wide
 from tablepuppet.learn.tables.model import RowModel
 from tablepuppet.learn.tables.noisy import released_predictions, sampled_gradient, take_noisy_steps
-from tablepuppet.learn.tables.parameters import check_noisy, unchanged_if_refused
+from tablepuppet.learn.tables.parameters import unchanged_if_refused
 from tablepuppet.party.added_noise import PredictionNoise, SampleNoise
 from tablepuppet.party.arguments import NotNegative, Rates, Seed
 from tablepuppet.party.local_table import LocalTable
 from tablepuppet.party.ops import Values, op
 from tablepuppet.party.release import Release
 from tablepuppet.prep.encode.encode import encoded_for_noise
-from tablepuppet.prep.encode.encoded_table import EncodedTable
+from tablepuppet.prep.encode.encoded_table import SealedTable
 from tablepuppet.privacy.clip import blocks
 
 Array = NDArray[np.float64]
@@ -43,7 +43,7 @@ class NoisyNat:
     """The data of all noisy steps at one shard."""
 
     table: LocalTable
-    data: EncodedTable
+    data: SealedTable
     rows: RowModel
     targets: Array
     noise: SampleNoise  # of n rows, with probability q
@@ -59,16 +59,17 @@ class NoisyNat:
 
     def gradient(self, theta: Array) -> Array:
         """The noisy gradient of the mean loss, from a new sample."""
-        if self.rows.predict(theta, self.data.rows(slice(0))).shape[1:] != self.targets.shape[1:]:
+        if self.rows.predict(theta, self.data.empty).shape[1:] != self.targets.shape[1:]:
             raise PartyError(f"party {self.table.grant.party!r}: targets and outputs have different widths")
         given = hashlib.sha256(theta.tobytes()).digest()
-        rows = len(self.data.dense)
+        rows = self.data.rows
         return sampled_gradient(self.table, rows, theta, self.noise, given, partial(self.parts, theta))
 
     def parts(self, theta: Array, chosen: NDArray[np.int64]) -> Iterator[Array]:
         """The sum over chosen rows before noise, block by block: no row adds more than ``clip``."""
+        encoded = self.data.open()
         for block in blocks(len(chosen), self.data.width + self.rows.width):
-            data, targets = self.data.rows(chosen[block]), self.targets[chosen[block]]
+            data, targets = encoded.rows(chosen[block]), self.targets[chosen[block]]
             slopes = derivatives(self.rows.predict(theta, data), targets)[1]
             yield self.rows.clipped_sums(theta, data, np.asarray(slopes), self.noise.clip)
 
@@ -78,8 +79,8 @@ def steps(
     table: LocalTable, view: str, encoding: str, model: str, seed: Seed, rates: Rates, noise: SampleNoise
 ) -> Values:
     """Take a noisy step of NAT for each learning rate; nothing of it is released."""
-    network, part = bottom_parameters(table, model, encoded_for_noise(table, view, encoding))
-    check_noisy(table.grant.party, part)
+    network, part = bottom_parameters(table, model, encoded_for_noise(table, view, encoding).width)
+    table.check_noisy()
     work = NoisyNat.of(table, view, encoding, network.by_row, network.spec.outputs, seed, noise)
     with unchanged_if_refused(part):
         take_noisy_steps(part, work.gradient, rates, 0.0, 0.0)
@@ -101,8 +102,8 @@ def descend(
 
     ``rows`` is the gradient by embeddings, summed over joined rows.
     """
-    network, part = bottom_parameters(table, model, encoded_for_noise(table, view, encoding))
-    check_noisy(table.grant.party, part)
+    network, part = bottom_parameters(table, model, encoded_for_noise(table, view, encoding).width)
+    table.check_noisy()
     if prediction_noise is not None and prediction_noise.bound is None:
         raise PartyError("embeddings with noise need a bound")
     work = NoisySteps.of(table, view, encoding, network.by_row, part.theta, wide(rows), pull, noise)

@@ -94,13 +94,13 @@ def train(
 ) -> Values:
     """Train the network of a table with one shard for some more epochs; nothing is released."""
     data = encoded(table, view, encoding)
-    network, part = bottom_parameters(table, model, data)
+    network, part = bottom_parameters(table, model, data.width)
     memory = part.remembered(Training)
     work, memory.nat = memory.nat, None  # an op that is refused leaves none: its epochs would count in part
     if not isinstance(work, NatTraining):
         work = _training(table, view, network, part.theta, data, seed, settings)
     work.train(epochs)
-    part.theta, part.noisy, memory.nat = work.theta, False, work
+    part.theta, memory.nat = work.theta, work
     return {}
 
 
@@ -128,11 +128,10 @@ def average(
 def components(table: LocalTable, view: str, encoding: str, model: str) -> Values:
     """Let the network of a table with one shard, which is linear, be its principal components."""
     data = encoded(table, view, encoding)
-    network, part = bottom_parameters(table, model, data)
+    network, part = bottom_parameters(table, model, data.width)
     data.check_gram()
     counts = joined_counts(table, view)
     part.theta = linear_theta(network, principal_components(data.gram(counts) / counts.sum(), network.spec.outputs))
-    part.noisy = False
     return {}
 
 
@@ -289,7 +288,7 @@ class OnceModel(SplitModel):
 
     def start_of(self, alias: str) -> dict[str, Any]:
         """Of noisy steps: the host begins with embeddings of zero, as the coordinator takes them for."""
-        return {} if self.noise is None else {"noisy": True, "zero": alias == self.host}
+        return {} if self.noise is None else {"zero": alias == self.host}
 
     @property
     def are_noisy(self) -> bool:

@@ -21,7 +21,7 @@ from tablepuppet.learn.split.flat import Adam
 from tablepuppet.learn.split.narrow import Bits, Narrow, narrowed, widened
 from tablepuppet.learn.split.table import BatchSums, Forward, TorchTable
 from tablepuppet.learn.tables.noisy import noisy_predictions
-from tablepuppet.learn.tables.parameters import TableParameters, check_noisy, held_parameters, hold_parameters
+from tablepuppet.learn.tables.parameters import TableParameters, held_parameters, hold_parameters
 from tablepuppet.party.added_noise import PredictionNoise
 from tablepuppet.party.arguments import Bound, Multiplier, NotNegative, Positive, Seed
 from tablepuppet.party.local_table import LocalTable
@@ -29,8 +29,8 @@ from tablepuppet.party.ops import Values, op
 from tablepuppet.party.release import Release
 from tablepuppet.party.returns import OUTPUTS, ROWS, ROWS_ASKED, THETA, WIDTH, Asked, Length, Numbers, Wrong
 from tablepuppet.party.spec import Bottom, Hiding, Mlp
-from tablepuppet.prep.encode.encode import encoded, encoded_for_noise
-from tablepuppet.prep.encode.encoded_table import EncodedTable
+from tablepuppet.prep.encode.encode import encoded, encoded_for_noise, sealed
+from tablepuppet.prep.encode.encoded_table import SealedTable
 
 Array = NDArray[np.float64]
 Places = NDArray[np.int32]
@@ -71,14 +71,14 @@ class Training:
     places: Places | None = None  # of its rows in the view
 
 
-def bottom_parameters(table: LocalTable, model: str, data: EncodedTable) -> tuple[TorchTable, TableParameters]:
+def bottom_parameters(table: LocalTable, model: str, width: int) -> tuple[TorchTable, TableParameters]:
     """The bottom network that the party holds, or has stored if the model was loaded."""
     alias = table.snapshot.scan.alias
-    if f"{model}/{alias}" not in table.models and (kept := table.shelf.get(model, alias)):
+    if f"{model}/{alias}" not in table.models and (kept := table.stored(model)):
         if not isinstance(kept.spec, Bottom):
             raise PartyError(f"party {table.grant.party!r}: this model has scores, not embeddings")
-        network = TorchTable(kept.spec, data.width, alias)
-        return network, TableParameters(network, kept.theta, kept.noisy)
+        network = TorchTable(kept.spec, width, alias)
+        return network, TableParameters(network, kept.theta)
     part = held_parameters(table, model)
     if not isinstance(part.model, TorchTable):
         raise PartyError(f"party {table.grant.party!r}: this model has scores, not embeddings")
@@ -87,21 +87,20 @@ def bottom_parameters(table: LocalTable, model: str, data: EncodedTable) -> tupl
 
 @op("split.start", asked=ASKED, releases=Release.COUNTS, returns={})
 def start(
-    table: LocalTable, view: str, encoding: str, model: str, spec: Bottom, seed: Seed, noisy: bool = False,
-    zero: bool = False,
-) -> Values:  # fmt: skip
+    table: LocalTable, view: str, encoding: str, model: str, spec: Bottom, seed: Seed, zero: bool = False
+) -> Values:
     """Begin the bottom network of a table with one shard. Its parameters depend on no row.
 
-    With ``noisy``, it takes noisy steps only; with ``zero``, all embeddings are zero at first.
+    With ``zero``, all embeddings are zero at first.
     """
-    data = encoded(table, view, encoding)
+    data = sealed(table, view, encoding)
     alias = table.snapshot.scan.alias
     network = TorchTable(spec, data.width, alias)
-    theta = network.start(seed, alias, data.dense.shape[1])
+    theta = network.start(seed, alias, data.empty.dense.shape[1])
     if zero and isinstance(spec, Mlp):
         last = ((data.width, *spec.hidden)[-1] + 1) * spec.outputs
         theta[len(theta) - last :] = 0.0
-    hold_parameters(table, model, TableParameters(network, theta, noisy, Training(Adam.over(len(theta)))))
+    hold_parameters(table, model, TableParameters(network, theta, Training(Adam.over(len(theta)))))
     return {}
 
 
@@ -120,7 +119,7 @@ def step(
     not that of the session.
     """
     data = encoded(table, view, encoding)
-    network, part = bottom_parameters(table, model, data)
+    network, part = bottom_parameters(table, model, data.width)
     training = part.remembered(Training)
     check_counts(next_counts, next_places)
     given, chosen = wide(rows), data.rows(next_places)
@@ -129,7 +128,6 @@ def step(
         gradient = training.forward.backward(given * unit)
         gradient += 0.0 if training.rebuilt is None else training.rebuilt
         part.theta = training.adam.stepped(part.theta, gradient, lr, l2, network.flat.trained)
-        part.noisy = False
     training.batch, training.forward, training.rebuilt = next_batch, None, None
     training.view, training.places = view, next_places
     if not len(next_places):
@@ -154,10 +152,10 @@ def embed(
 
     ``blur`` is the scale of Gaussian noise on directions of embeddings, which promises nothing by itself.
     """
-    data = encoded(table, view, encoding) if noise is None else encoded_for_noise(table, view, encoding)
-    network, part = bottom_parameters(table, model, data)
+    data = sealed(table, view, encoding) if noise is None else encoded_for_noise(table, view, encoding)
+    network, part = bottom_parameters(table, model, data.width)
     if noise is not None:
-        check_noisy(table.grant.party, part)
+        table.check_noisy()
     table.count_embeddings(view, network.spec.outputs)
     return {"image": _released(table, network, part.theta, data, blur, noise, wire)}
 
@@ -178,21 +176,21 @@ def apply(
 
     Batch norm then needs ``sums`` over the ``joined`` rows of the batch (`moments`).
     """
-    data = encoded(table, view, encoding) if noise is None else encoded_for_noise(table, view, encoding)
-    network = network_for(table, data, spec, theta)
+    data = sealed(table, view, encoding) if noise is None else encoded_for_noise(table, view, encoding)
+    network = network_for(table, data.width, spec, theta)
     if places is not None and not (blur is None and noise is None):
         raise PartyError("embeddings with noise are those of all rows")
-    chosen = data if places is None else data.rows(places)
     known = sums_of(network, sums, joined)
     table.count_embeddings(view, spec.outputs, places)
     if places is None:
         return {"image": _released(table, network, theta, data, blur, noise, wire)}
+    chosen = data.open().rows(places)
     found = network.forward(theta, network.batched(chosen, None, hiding), known).embeddings
     return {"image": shaped(found, wire or table.wire)}
 
 
 def _released(
-    table: LocalTable, network: TorchTable, theta: Array, data: EncodedTable, blur: float | None,
+    table: LocalTable, network: TorchTable, theta: Array, data: SealedTable, blur: float | None,
     noise: PredictionNoise | None, wire: Narrow | None,
 ) -> NDArray[Any]:  # fmt: skip
     """The embeddings of all rows as they leave, with noise if there is any."""
@@ -201,7 +199,8 @@ def _released(
             raise PartyError("embeddings with noise need a bound")
         noisy = noisy_predictions(table, data, network.by_row, theta, noise.bound, noise.multiplier)
         return shaped(noisy, wire or table.wire)
-    found = network.predict(theta, data)
+    with table.for_reply():
+        found = network.predict(theta, data.open())
     if blur is not None:
         lengths = np.linalg.norm(found, axis=1, keepdims=True)
         unit = (found / np.where(lengths > 0, lengths, 1)).astype(np.float64)
@@ -221,7 +220,7 @@ def gradient(
 ) -> Values:  # fmt: skip
     """A shard's summand of its table's gradient, for a batch."""
     data = encoded(table, view, encoding)
-    network = network_for(table, data, spec, theta)
+    network = network_for(table, data.width, spec, theta)
     known = sums_of(network, sums, joined)
     if not len(places):
         return {"sums": np.zeros(network.flat.size)}
@@ -264,9 +263,9 @@ def sums_of(network: TorchTable, sums: Array | None, joined: int) -> BatchSums |
     return BatchSums(joined, sums)
 
 
-def network_for(table: LocalTable, data: EncodedTable, spec: Bottom, theta: Array) -> TorchTable:
+def network_for(table: LocalTable, width: int, spec: Bottom, theta: Array) -> TorchTable:
     """The network of parameters that the coordinator sends; PartyError if they do not fit."""
-    network = TorchTable(spec, data.width, table.snapshot.scan.alias)
+    network = TorchTable(spec, width, table.snapshot.scan.alias)
     check_shape(theta, network)
     return network
 

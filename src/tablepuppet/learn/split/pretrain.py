@@ -33,7 +33,7 @@ from tablepuppet.party.ops import Values, op
 from tablepuppet.party.release import Release
 from tablepuppet.party.returns import SQUARE, THETA, Numbers
 from tablepuppet.party.spec import Bottom, Hiding, TabNet
-from tablepuppet.prep.encode.encode import encoded
+from tablepuppet.prep.encode.encode import encoded, sealed
 
 Array = NDArray[np.float64]
 Places = NDArray[np.int32]
@@ -55,7 +55,7 @@ def error(table: LocalTable, view: str, encoding: str, model: str, batch: BatchN
 
     Zeros if it is not the batch that this party has computed embeddings for.
     """
-    network, part = bottom_parameters(table, model, encoded(table, view, encoding))
+    network, part = bottom_parameters(table, model, sealed(table, view, encoding).width)
     training = part.remembered(Training)
     if batch < 0 or training.batch != batch or training.forward is None:
         return {"image": np.zeros(decoded.shape, table.wire), "loss": 0.0}
@@ -79,7 +79,7 @@ def shard_error(
     ``sums`` are those of whole columns over the ``joined`` rows of the batch.
     """
     data = encoded(table, view, encoding)
-    network = network_for(table, data, spec, theta)
+    network = network_for(table, data.width, spec, theta)
     check_counts(counts, places)
     chosen, known = data.rows(places), sums_of(network, sums, joined)
     table.count_embeddings(view, _width(decoded), places)
@@ -90,7 +90,7 @@ def shard_error(
 @op("tabvfl.finetune", asked="TabVFL: after pretraining", releases=Release.COUNTS, returns={})
 def finetune(table: LocalTable, view: str, model: str, encoding: str) -> Values:
     """Forget the optimiser's memory of pretraining."""
-    network, part = bottom_parameters(table, model, encoded(table, view, encoding))
+    network, part = bottom_parameters(table, model, sealed(table, view, encoding).width)
     part.remembered(Training)
     part.memory = Training(Adam.over(network.flat.size))
     return {}

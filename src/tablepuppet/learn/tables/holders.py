@@ -148,7 +148,7 @@ class Holders(TableOutputs):
         """Store a copy of the current parameters. The request is sent with the next trip."""
         self.lou.ask("model.keep", self.alone, model=self.name)
         for part in self.shared.values():
-            part.kept = (part.theta, part.noisy)
+            part.kept = part.theta
 
     def restore(self) -> None:
         """Return to the stored copy of the parameters, without a separate trip."""

@@ -20,25 +20,26 @@ from tablepuppet.learn.tables.parameters import TableParameters
 from tablepuppet.party.added_noise import PredictionNoise, SampleNoise, SumNoise
 from tablepuppet.party.allowance import check_time
 from tablepuppet.party.local_table import LocalTable
-from tablepuppet.prep.encode.encoded_table import EncodedTable, check_length
+from tablepuppet.prep.encode.encoded_table import EncodedTable, SealedTable, check_length
 from tablepuppet.privacy.clip import blocks, clipped, zeroed
 
 Array = NDArray[np.float64]
 
 
 def noisy_gradient(
-    table: LocalTable, data: EncodedTable, model: RowModel, theta: Array, rows: Array, noise: SumNoise
+    table: LocalTable, data: SealedTable, model: RowModel, theta: Array, rows: Array, noise: SumNoise
 ) -> Array:
     """g of one shard."""
-    check_length("values", rows, len(data.dense))
-    outputs = model.predict(theta, data.rows(slice(0))).shape[1:]  # no row is read: shapes alone decide
+    check_length("values", rows, data.rows)
+    outputs = model.predict(theta, data.empty).shape[1:]  # no row is read: shapes alone decide
     if rows.shape[1:] != outputs:
         raise ValueError("values and parameters have different numbers of outputs")
 
     def parts() -> Iterator[Array]:
-        for block in blocks(len(data.dense), max(data.dense.shape[1], model.width)):
+        encoded = data.open()
+        for block in blocks(data.rows, max(encoded.dense.shape[1], model.width)):
             row_gradients = rows[block].astype(np.float64) * noise.table_rows
-            yield model.clipped_sums(theta, data.rows(block), row_gradients, noise.clip) / noise.table_rows
+            yield model.clipped_sums(theta, encoded.rows(block), row_gradients, noise.clip) / noise.table_rows
 
     return table.noisy(parts, theta.shape, noise.clip / noise.table_rows, noise.multiplier, "gradient")
 
@@ -67,25 +68,26 @@ def take_noisy_steps(
 
 
 def released_predictions(
-    table: LocalTable, data: EncodedTable, model: RowModel, theta: Array, noise: PredictionNoise | None
+    table: LocalTable, data: SealedTable, model: RowModel, theta: Array, noise: PredictionNoise | None
 ) -> Array:
     """Predictions of all rows as they leave, with noise if there is any; its bound must be given."""
     if noise is None:
-        return predicted(model, theta, data).astype(table.wire)
+        with table.for_reply():
+            return predicted(model, theta, data.open()).astype(table.wire)
     assert noise.bound is not None, "checked before the first step: noise is charged when it is drawn"
     return noisy_predictions(table, data, model, theta, noise.bound, noise.multiplier)
 
 
 def noisy_predictions(
-    table: LocalTable, data: EncodedTable, model: RowModel, theta: Array, bound: float, multiplier: float
+    table: LocalTable, data: SealedTable, model: RowModel, theta: Array, bound: float, multiplier: float
 ) -> Array:
     """Predictions of rows, clipped to ``bound``, with noise; those of null records are zero before noise."""
-    shape = (len(data.dense), *model.predict(theta, data.rows(slice(0))).shape[1:])  # shapes alone decide
+    shape = (data.rows, *model.predict(theta, data.empty).shape[1:])  # shapes alone decide
 
     def parts() -> Iterator[Array]:
-        image = np.empty(shape)
-        for block in blocks(len(data.dense), model.width):
-            rows = data.rows(block)
+        image, encoded = np.empty(shape), data.open()
+        for block in blocks(data.rows, model.width):
+            rows = encoded.rows(block)
             image[block] = clipped(zeroed(model.predict(theta, rows), rows.norms() == 0), bound)
         yield image
 

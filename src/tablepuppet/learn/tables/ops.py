@@ -16,7 +16,6 @@ from tablepuppet.learn.tables.model import model_of
 from tablepuppet.learn.tables.noisy import noisy_gradient, noisy_predictions
 from tablepuppet.learn.tables.parameters import (
     TableParameters,
-    check_noisy,
     first_parameters,
     held_parameters,
     hold_parameters,
@@ -29,7 +28,7 @@ from tablepuppet.party.ops import Values, op
 from tablepuppet.party.release import Release
 from tablepuppet.party.returns import ASKED_IMAGE, IMAGE, THETA
 from tablepuppet.party.spec import Spec
-from tablepuppet.prep.encode.encode import encoded, encoded_for_noise
+from tablepuppet.prep.encode.encode import encoded, encoded_for_noise, sealed
 
 Array = NDArray[np.float64]
 Floats = NDArray[np.floating[Any]]
@@ -42,8 +41,8 @@ def start(
     table: LocalTable, view: str, encoding: str, model: str, spec: Spec, seed: Seed, zero: bool = False
 ) -> Values:
     """Begin a model at a table with one shard; with ``zero``, all predictions are zero."""
-    data = encoded(table, view, encoding)
-    alias, numbers = table.snapshot.scan.alias, data.dense.shape[1]
+    data = sealed(table, view, encoding)
+    alias, numbers = table.snapshot.scan.alias, data.empty.dense.shape[1]
     hold_parameters(table, model, first_parameters(spec, seed, alias, numbers, data.width, zero=zero))
     return {}
 
@@ -62,13 +61,15 @@ def predict(
 
     If ``exact``, they are not rounded to the precision of the wire.
     """
-    data = encoded(table, view, encoding) if noise is None else encoded_for_noise(table, view, encoding)
-    part = parameters_for_predictions(table, model, data)
+    part = parameters_for_predictions(table, model, sealed(table, view, encoding).width)
     if noise is None:
-        return {"image": on_wire(part.model.predict(part.theta, data), table.wire, exact=exact)}
-    check_noisy(table.grant.party, part)
+        with table.for_reply():
+            image = part.model.predict(part.theta, encoded(table, view, encoding))
+        return {"image": on_wire(image, table.wire, exact=exact)}
+    table.check_noisy()
+    hidden = encoded_for_noise(table, view, encoding)
     bound = noise.bound if noise.bound is not None else part.bound
-    return {"image": noisy_predictions(table, data, part.model.by_row, part.theta, bound, noise.multiplier)}
+    return {"image": noisy_predictions(table, hidden, part.model.by_row, part.theta, bound, noise.multiplier)}
 
 
 @op(
@@ -87,10 +88,12 @@ def apply(
     ``centre``, (outputs,), is subtracted before they are rounded to the precision of the wire, unless they are
     ``exact``.
     """
-    data = encoded(table, view, encoding) if noise is None else encoded_for_noise(table, view, encoding)
-    model, data = model_of(spec, data.width), data if places is None else data.rows(places)
-    _check_shape(theta, spec.theta_shape(data.width))
+    width = sealed(table, view, encoding).width
+    model = model_of(spec, width)
+    _check_shape(theta, spec.theta_shape(width))
     if noise is None:
+        data = encoded(table, view, encoding)
+        data = data if places is None else data.rows(places)
         image = model.predict(theta, data)
         if centre is not None:
             _check_shape(centre, (spec.outputs,))
@@ -98,7 +101,8 @@ def apply(
         return {"image": on_wire(image, table.wire, exact=exact)}
     if places is not None or noise.bound is None:
         raise PartyError("predictions with noise are those of all rows, and have a bound")
-    return {"image": noisy_predictions(table, data, model.by_row, theta, noise.bound, noise.multiplier)}
+    hidden = encoded_for_noise(table, view, encoding)
+    return {"image": noisy_predictions(table, hidden, model.by_row, theta, noise.bound, noise.multiplier)}
 
 
 @op(
@@ -114,16 +118,17 @@ def gradient(
     places: Places | None = None, noise: SumNoise | None = None,
 ) -> Values:  # fmt: skip
     """A shard's summand of its table's gradient (Eq. 18); a linear model needs no parameters for it."""
-    data = encoded(table, view, encoding) if noise is None else encoded_for_noise(table, view, encoding)
-    model, shape = model_of(spec, data.width), spec.theta_shape(data.width)
+    width = sealed(table, view, encoding).width
+    model, shape = model_of(spec, width), spec.theta_shape(width)
     theta = np.zeros(shape) if theta is None else theta
     _check_shape(theta, shape)
     if noise is None:
+        data = encoded(table, view, encoding)
         data = data if places is None else data.rows(places)
         return {"sums": model.pull_back(theta, data, rows.astype(np.float64))}
     if places is not None:
         raise PartyError("a gradient with noise is that of all rows")
-    return {"sums": noisy_gradient(table, data, model.by_row, theta, rows, noise)}
+    return {"sums": noisy_gradient(table, encoded_for_noise(table, view, encoding), model.by_row, theta, rows, noise)}
 
 
 def on_wire(image: Floats, wire: str, *, exact: bool) -> Floats:
@@ -155,7 +160,7 @@ def parameters(table: LocalTable, view: str, model: str, noisy: bool = False) ->
     """The parameters of a table; with ``noisy``, they must come from noisy sums only and cost no more epsilon."""
     part = held_parameters(table, model)
     if noisy:
-        check_noisy(table.grant.party, part)
+        table.check_noisy()
     return {"theta": part.theta}
 
 
@@ -163,7 +168,7 @@ def parameters(table: LocalTable, view: str, model: str, noisy: bool = False) ->
 def keep(table: LocalTable, view: str, model: str) -> Values:
     """Store a copy of the current parameters."""
     part = held_parameters(table, model)
-    part.kept = (part.theta, part.noisy)
+    part.kept = part.theta
     return {}
 
 
@@ -179,5 +184,4 @@ def restore_parameters(party: str, part: TableParameters) -> None:
     """Return to the stored copy of the parameters; PartyError if there is none."""
     if part.kept is None:
         raise PartyError(f"party {party!r} remembers no parameters of this model; fit it again")
-    theta, noisy = part.kept
-    part.theta, part.noisy, part.kept = theta, part.noisy and noisy, None
+    part.theta, part.kept = part.kept, None

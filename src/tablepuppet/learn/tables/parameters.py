@@ -14,12 +14,10 @@ from typing import Any, Protocol, TypeVar, runtime_checkable
 import numpy as np
 from numpy.typing import NDArray
 
-from tablepuppet.errors import PartyError, PrivacyError
+from tablepuppet.errors import PartyError
 from tablepuppet.learn.tables.model import TableModel, model_of
-from tablepuppet.party.kept import KeptPart
 from tablepuppet.party.local_table import LocalTable
 from tablepuppet.party.spec import Spec
-from tablepuppet.prep.encode.encoded_table import EncodedTable
 
 Array = NDArray[np.float64]
 Memory = TypeVar("Memory")
@@ -40,10 +38,9 @@ class TableParameters:
 
     model: TableModel
     theta: Array
-    noisy: bool = False  # whether they were computed from noisy values only: then they may be released
     memory: Any = None  # of a solver
     velocity: Array | None = None  # of SGD
-    kept: tuple[Array, bool] | None = None  # stored copy of theta, and its ``noisy``
+    kept: Array | None = None  # stored copy of theta
 
     def descend(self, sums: Array, lr: float, momentum: float, l2: float) -> None:
         """One step of stochastic gradient descent (Eq. 13)."""
@@ -79,7 +76,7 @@ def first_parameters(
     """
     model = model_of(spec, width)
     theta = model.start(seed, alias, numbers)
-    return TableParameters(model, model.rescaled(theta, 0.0) if zero else theta, noisy=zero)
+    return TableParameters(model, model.rescaled(theta, 0.0) if zero else theta)
 
 
 def hold_parameters(table: LocalTable, model: str, part: TableParameters) -> None:
@@ -124,7 +121,7 @@ def held_parameters(table: LocalTable, model: str) -> TableParameters:
 def noisy_parameters(table: LocalTable, model: str) -> TableParameters:
     """The same for noisy releases: PrivacyError unless the parameters come from noisy values only."""
     part = parameters_of(table, model)
-    check_noisy(table.grant.party, part)
+    table.check_noisy()
     return part
 
 
@@ -141,17 +138,11 @@ def unchanged_if_refused(part: TableParameters) -> Iterator[None]:
         raise
 
 
-def check_noisy(party: str, part: TableParameters | KeptPart) -> None:
-    """PrivacyError unless the parameters come from noisy values only."""
-    if not part.noisy:
-        raise PrivacyError(f"party {party!r}: this model was not learned with noise", rule="require_dp")
-
-
-def parameters_for_predictions(table: LocalTable, model: str, data: EncodedTable) -> TableParameters:
+def parameters_for_predictions(table: LocalTable, model: str, width: int) -> TableParameters:
     """The party's parameters of a model, from its stored parts if the model was loaded."""
     alias = table.snapshot.scan.alias
-    if f"{model}/{alias}" not in table.models and (kept := table.shelf.get(model, alias)):
+    if f"{model}/{alias}" not in table.models and (kept := table.stored(model)):
         if not isinstance(kept.spec, Spec):
             raise PartyError(f"party {table.grant.party!r}: this model has embeddings, not scores")
-        return TableParameters(model_of(kept.spec, data.width), kept.theta, kept.noisy)
+        return TableParameters(model_of(kept.spec, width), kept.theta)
     return parameters_of(table, model)

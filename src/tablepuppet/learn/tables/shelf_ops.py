@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import msgspec
 
-from tablepuppet.learn.tables.parameters import check_noisy, held_parameters
+from tablepuppet.errors import PrivacyError
+from tablepuppet.learn.tables.parameters import held_parameters
 from tablepuppet.party.arguments import Name, NoName
 from tablepuppet.party.kept import KeptCategories, KeptPart, Shelf
 from tablepuppet.party.local_table import LocalTable
 from tablepuppet.party.ops import Values, op
+from tablepuppet.party.origins import are_noisy
 from tablepuppet.party.release import Release
 from tablepuppet.party.returns import EACH, THETA, ByName, Word
 from tablepuppet.prep.encode.encode import EncodedShard
@@ -34,12 +36,14 @@ def store(table: LocalTable, view: str, model: str, saved: Name, part: Name, uni
         return {"kept": ""}
     found = held_parameters(table, model)
     theta = found.model.rescaled(found.theta, unit)
-    kept = KeptPart.of(saved, part, table.snapshot.scan, theta, found.model.spec, noisy=found.noisy)
+    kept = KeptPart.of(saved, part, table.snapshot.scan, theta, found.model.spec)
     built = table.state.get(f"{view}/{encoding}")
     if isinstance(built, EncodedShard):
-        named = tuple(KeptCategories(each.column, each.family, each.digests.tobytes()) for each in built.data.known)
+        named = tuple(
+            KeptCategories(each.column, each.family, each.digests.tobytes()) for each in built.data.empty.known
+        )
         kept = msgspec.structs.replace(kept, encoding=encoding, categories=named)
-    return {"kept": table.shelf.put(kept)}
+    return {"kept": table.store(kept)}
 
 
 @op("parts.check", asked=ASKED, releases=Release.COUNTS, on_shelf=True, returns={"kept": ByName(FINGERPRINT)})
@@ -74,7 +78,7 @@ def keep_only(shelf: Shelf, saved: Name, keep: Name | NoName) -> Values:
 def parameters(shelf: Shelf, part: str, noisy: bool = False) -> Values:
     """The parameters of a part, by table; ``noisy``: made from noisy sums only, and nothing more is spent."""
     found = [kept for kept, _ in shelf.all(part)]
-    if noisy:
-        for kept in found:
-            check_noisy(kept.scan.party, kept)
+    for kept in found if noisy else ():
+        if not are_noisy(kept.origins):
+            raise PrivacyError(f"party {kept.scan.party!r}: this model was not learned with noise", rule="require_dp")
     return {kept.scan.alias: kept.theta for kept in found}

@@ -202,7 +202,7 @@ def category_statistics(
 def check_family(table: LocalTable, column: str, family: str) -> None:
     """PartyError unless values of a column's type can be written as those of a family, whichever they are."""
     try:
-        check_families([table.snapshot.outputs[column]], [family])
+        check_families([table.snapshot.nothing_of(column)], [family])
     except PartyError as error:
         where = f"party {table.grant.party!r}, table {table.grant.table!r}, column {column!r}"
         raise PartyError(f"{where}: {error}") from None

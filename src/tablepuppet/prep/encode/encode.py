@@ -10,12 +10,14 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from tablepuppet.errors import LearnError, PartyError
+from tablepuppet.mapping.digests import number_digests
 from tablepuppet.mapping.table_mapping import ShardRows
 from tablepuppet.operators.client import Client
 from tablepuppet.party.allowance import check_memory
@@ -28,9 +30,9 @@ from tablepuppet.prep.columns.category_names import CategoryNames, Coded
 from tablepuppet.prep.columns.selected import is_public
 from tablepuppet.prep.columns.statistics import KeyFamily, check_family, key_family
 from tablepuppet.prep.columns.values import numbers
-from tablepuppet.prep.encode.encoded_table import EncodedTable, KnownCategories
+from tablepuppet.prep.encode.encoded_table import EncodedTable, KnownCategories, SealedTable
 from tablepuppet.prep.encode.frame import Frame
-from tablepuppet.prep.encode.program import Shapes, inverse, run, to_predict
+from tablepuppet.prep.encode.program import Shapes, check_steps, inverse, run, to_predict
 from tablepuppet.prep.encode.specs import StepSpec
 from tablepuppet.runs.events import Events
 from tablepuppet.spelling import did_you_mean
@@ -289,7 +291,7 @@ class EncodedShard:
     ``private`` ones are of any numbers, none further than `FARTHEST` from the mean, and null records are all zeros.
     """
 
-    data: EncodedTable
+    data: SealedTable
     view: RelationRows
     private: bool
 
@@ -331,7 +333,30 @@ def build(
         raise PartyError(f"party {table.grant.party!r}: encode.build needs a mean and a scale for each of its columns")
     rows = len(table.view(view).row_ids)
     check_memory(rows * (8 * len(shapes.numbers) + 4 * len(shapes.coded)))
+    check_steps(steps, frame)
+    lists = tuple(
+        KnownCategories(name, kind, listed)
+        for name, (kind, listed) in frame.categories.items()
+        if name in shapes.coded and name in shapes.listed and len(listed)
+    )
+    codes = tuple(np.empty(0, np.int32) for _ in shapes.coded)
+    empty = EncodedTable(np.empty((0, len(shapes.numbers))), codes, tuple(shapes.coded.values()), lists)
+    compute = partial(_rows_of, frame, shapes, steps, means, scales, named, empty)
+    data = SealedTable(rows, empty, compute, table.snapshot.look)
+    if not private:
+        data.open()
+    table.state[f"{view}/{encoding}"] = EncodedShard(data, table.view(view), private)
+    return {}
+
+
+def _rows_of(
+    frame: Frame, shapes: Shapes, steps: Sequence[StepSpec], means: Means, scales: Scales, named: Sequence[str],
+    empty: EncodedTable,
+) -> EncodedTable:  # fmt: skip
+    """The rows as ``encode.build`` encodes them."""
+    table, view, private = frame.table, frame.view, frame.private
     run(steps, frame)
+    rows = len(table.view(view).row_ids)
     dense = np.empty((rows, len(shapes.numbers)))
     for place, name in enumerate(shapes.numbers):
         column = frame.number(name)
@@ -347,22 +372,20 @@ def build(
         nulls = table.null_rows(named, view)
         dense[nulls] = 0.0
         coded = [np.where(nulls, np.int32(-1), codes) for codes in coded]
-    lists = tuple(
-        KnownCategories(name, kind, listed)
-        for name, (kind, listed) in frame.categories.items()
-        if name in shapes.coded and name in shapes.listed and len(listed)
-    )
-    data = EncodedTable(dense, tuple(coded), tuple(shapes.coded.values()), lists)
-    table.state[f"{view}/{encoding}"] = EncodedShard(data, table.view(view), private)
-    return {}
+    return EncodedTable(dense, tuple(coded), empty.sizes, empty.known)
 
 
 def encoded(table: LocalTable, view: str, encoding: str) -> EncodedTable:
     """The encoded rows of a relation, for an op."""
+    return sealed(table, view, encoding).open()
+
+
+def sealed(table: LocalTable, view: str, encoding: str) -> SealedTable:
+    """The same for an op that needs their sizes only."""
     return _encoded(table, view, encoding).data
 
 
-def encoded_for_noise(table: LocalTable, view: str, encoding: str) -> EncodedTable:
+def encoded_for_noise(table: LocalTable, view: str, encoding: str) -> SealedTable:
     """The same for what leaves with noise: each row once, null records all zeros; refused by what was asked before."""
     found = _encoded(table, view, encoding)
     table.rows_once(view)
@@ -392,13 +415,15 @@ def read_frame(
         raise PartyError(f"{where} needs digests for each of its categories")
     if any(each.ndim != 2 or each.shape[1] != SIZE for each in digests.values()):
         raise PartyError(f"{where} needs digests of {SIZE} bytes")
+    if any(number_digests([each])[1] < len(each) for each in digests.values()):
+        raise PartyError(f"{where}: a category is listed twice")  # codes of others would depend on each other
     if len({*columns, *(name for name, _ in categories)}) < len(columns) + len(categories):
         raise PartyError(f"{where} reads each column once")
     for name, kind in categories:
         check_family(table, name, kind)
     if steps:
         for name in columns:
-            numbers(table.snapshot.outputs[name].slice(0, 0))
+            numbers(table.snapshot.nothing_of(name))
     known = {name: (kind, digests[f"digests{place}"]) for place, (name, kind) in enumerate(categories)}
     try:
         shapes = Shapes.of(columns, {name: len(listed) for name, (_, listed) in known.items()}, steps)

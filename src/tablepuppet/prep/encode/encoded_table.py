@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -30,6 +30,36 @@ class KnownCategories:
     column: str
     family: str
     digests: NDArray[np.uint8]
+
+
+class SealedTable:
+    """Encoded rows that nobody has looked at: their sizes are known, and they are computed when they are opened.
+
+    ``look`` is called whenever they are: a table that demands noise is opened only where noise is added.
+    """
+
+    def __init__(self, rows: int, empty: EncodedTable, compute: Callable[[], EncodedTable], look: Callable[[], None]):
+        self.rows, self.empty = rows, empty  # the same columns, without a row
+        self._compute: Callable[[], EncodedTable] | None = compute
+        self._look = look
+        self._opened = empty
+
+    @classmethod
+    def of(cls, data: EncodedTable, look: Callable[[], None] = lambda: None) -> SealedTable:
+        """Rows that are encoded already."""
+        return cls(len(data.dense), replace(data.repeated(slice(0)), known=data.known), lambda: data, look)
+
+    @property
+    def width(self) -> int:
+        """Encoded columns."""
+        return self.empty.width
+
+    def open(self) -> EncodedTable:
+        """The rows."""
+        self._look()
+        if self._compute is not None:
+            self._opened, self._compute = self._compute(), None  # frees what it was computed from
+        return self._opened
 
 
 @dataclass(frozen=True)

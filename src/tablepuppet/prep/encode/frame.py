@@ -8,7 +8,6 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from tablepuppet.errors import PartyError
 from tablepuppet.mapping.digests import number_digests
 from tablepuppet.party.blind import Blinded, blind
 from tablepuppet.party.local_table import LocalTable
@@ -108,11 +107,6 @@ class Frame:
 
 
 def codes_of(digests: NDArray[np.uint8], known: NDArray[np.uint8]) -> NDArray[np.int32]:
-    """The code of each digest among the known ones; -1 where it is new.
-
-    PartyError if two known ones are equal: codes of new ones would then depend on each other.
-    """
-    (numbers_known, numbers_here), _ = number_digests([known, digests])
-    if len(known) and numbers_known.max() + 1 < len(known):
-        raise PartyError("a category is listed twice")
+    """The code of each digest among the known ones, which differ; -1 where it is new."""
+    (_, numbers_here), _ = number_digests([known, digests])
     return np.where(numbers_here < len(known), numbers_here, -1).astype(np.int32)

@@ -242,7 +242,7 @@ def categories(
 
 
 def _as_column(table: LocalTable, column: str, listed: Sequence[Any]) -> pa.ChunkedArray:
-    kind = table.snapshot.outputs[column].type
+    kind = table.snapshot.type_of(column)
     try:
         return pa.chunked_array([pa.array(listed).cast(kind)])
     except (pa.ArrowInvalid, pa.ArrowNotImplementedError, pa.ArrowTypeError):

@@ -85,11 +85,15 @@ def to_predict(steps: Iterable[StepSpec]) -> tuple[StepSpec, ...]:
     return tuple(step.full if isinstance(step, FoldLookup) else step for step in steps)
 
 
-def run(steps: Sequence[StepSpec], frame: Frame) -> None:
-    """Run steps that fit over a party's rows."""
+def check_steps(steps: Sequence[StepSpec], frame: Frame) -> None:
+    """Refuse steps that are not to run over a party's rows, before a cell is seen."""
     _check_folds(steps, frame)
     touched = {step.writes for step in steps} | {name for step in steps for name in step.reads}
     check_memory(9 * len(frame.table.view(frame.view).row_ids) * len(touched))
+
+
+def run(steps: Sequence[StepSpec], frame: Frame) -> None:
+    """Run steps over a party's rows, after `check_steps`."""
     for step in steps:
         check_time()
         if isinstance(step, Drop):

@@ -26,7 +26,7 @@ from tablepuppet.party.returns import JOINED, Asked, Numbers
 from tablepuppet.prep.columns.statistics import KeyFamily, centred_sums, check_sums
 from tablepuppet.prep.encode.encode import read_frame
 from tablepuppet.prep.encode.frame import CodedColumn, NumberColumn
-from tablepuppet.prep.encode.program import Shapes, needed_for, run
+from tablepuppet.prep.encode.program import Shapes, check_steps, needed_for, run
 from tablepuppet.prep.encode.specs import StepSpec
 from tablepuppet.prep.explore.distribution import mark_of_rows
 
@@ -87,6 +87,7 @@ def derived_sums(
     if len(set(wanted)) < len(wanted) or not set(wanted) <= shapes.sizes.keys():
         raise PartyError(f"party {table.grant.party!r}: prep.sums takes names of existing columns, each once")
     _count(table, view, wanted, steps)
+    check_steps(steps, frame)
     run(steps, frame)
     numbers = [name for name in wanted if name in shapes.numbers]
     sums = [_sums(table, view, frame.number(name), is_public=not _hidden(table, steps, name)) for name in numbers]

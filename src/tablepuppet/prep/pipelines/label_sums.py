@@ -34,7 +34,7 @@ from tablepuppet.party.returns import ROWS, Asked, Numbers, Plain, Wrong
 from tablepuppet.prep.columns.label import ask_classes, ask_numbers, joined_classes, joined_numbers
 from tablepuppet.prep.columns.statistics import KeyFamily
 from tablepuppet.prep.encode.encode import read_frame
-from tablepuppet.prep.encode.program import needed_for, run
+from tablepuppet.prep.encode.program import check_steps, needed_for, run
 from tablepuppet.prep.encode.specs import StepSpec, fold_numbers
 from tablepuppet.prep.pipelines.derived import wanted_codes
 from tablepuppet.sql.query import OutputColumn
@@ -78,6 +78,7 @@ def sent_codes(
         raise PartyError(f"party {table.grant.party!r}: prep.codes takes names of columns of codes, each once")
     rows = table.view(view)
     check_reply(4 * len(rows.row_ids) * len(wanted))
+    check_steps(steps, frame)
     run(steps, frame)
     found = np.empty((len(rows.row_ids), len(wanted)), np.int32)
     for place, name in enumerate(wanted):

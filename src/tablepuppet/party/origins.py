@@ -1,0 +1,141 @@
+"""Where what a party keeps comes from: the one place that knows which cells an op has seen.
+
+An op sees cells of its own table, and whatever earlier ops have kept: in its session, in models, in parts of saved
+models. All that is kept carries its origins: the tables and columns that it was computed from, each with whether that
+was by noisy values only. An op has the origins of everything that it has got hold of, and all that it has kept, or
+changed, gets them. Ops declare nothing of this and cannot forget it. Three rules are enforced when something is
+reached, before its value is seen:
+
+- Cells of a table that demands noise are seen only inside `LocalTable.mechanism`, which adds noise.
+- Every table that something kept comes from must allow the op, by its policy as it is now, and is named in the audit
+  log.
+- What comes from a table that demands noise, but not by noisy values only, is reached by no op.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, MutableMapping
+from typing import Any, Protocol
+
+import msgspec
+
+from tablepuppet.sql.plan import Scan
+
+
+class Origin(msgspec.Struct, frozen=True):
+    """The columns of a table that something was computed from."""
+
+    scan: Scan
+    noisy: bool  # whether from noisy values of them only
+
+
+Origins = tuple[Origin, ...]
+"""Each scan once."""
+
+
+def joined(known: Origins, more: Iterable[Origin]) -> Origins:
+    """The origins of what was computed from two things."""
+    found = list(known)
+    for origin in more:
+        place = next((i for i, each in enumerate(found) if each.scan is origin.scan or each.scan == origin.scan), None)
+        if place is None:
+            found.append(origin)
+        elif found[place].noisy and not origin.noisy:
+            found[place] = origin
+    return known if len(found) == len(known) and all(map(lambda a, b: a is b, found, known)) else tuple(found)
+
+
+def are_noisy(origins: Origins) -> bool:
+    """Whether something was computed from noisy values only, or from no table at all."""
+    return all(origin.noisy for origin in origins)
+
+
+Allow = Callable[[Origin], None]
+"""Raises PrivacyError unless what comes from there may be used now."""
+
+
+class Reached:
+    """What one op has got hold of so far."""
+
+    def __init__(self, own: Scan | None = None, allow: Allow = lambda origin: None):
+        self.origins: Origins = ()
+        self.keeps = True  # whether the op may keep something now
+        self._own, self._allow = own, allow
+        self._touched: list[tuple[Kept, str]] = []
+
+    def cells(self, *, noisy: bool) -> None:
+        """Cells of the op's own table: the guard has allowed that."""
+        if self._own is not None:
+            self.origins = joined(self.origins, [Origin(self._own, noisy)])
+
+    def kept(self, origins: Origins) -> None:
+        """Something that was kept; PrivacyError unless all that it comes from allows the op."""
+        for origin in origins:
+            if origin.scan is not self._own and origin.scan != self._own:
+                self._allow(origin)
+        self.origins = joined(self.origins, origins)
+
+    def aside(self) -> Reached:
+        """For a part of the op in which nothing is kept."""
+        found = Reached(self._own, self._allow)
+        found.keeps = False
+        return found
+
+    def touch(self, kept: Kept, name: str) -> None:
+        """Something is kept, or was and may be changed: it will have the op's origins."""
+        self._touched.append((kept, name))
+
+    def end(self) -> None:
+        """The op has ended, well or not."""
+        for kept, name in self._touched:
+            kept.learn(name, self.origins)
+
+
+class Held(Protocol):
+    """Where objects are held by name, with the origins of each."""
+
+    origins: dict[str, Origins]
+
+    def __getitem__(self, name: str) -> Any: ...
+    def __setitem__(self, name: str, value: Any) -> None: ...
+    def __delitem__(self, name: str) -> None: ...
+    def __contains__(self, name: object) -> bool: ...
+    def __iter__(self) -> Iterator[str]: ...
+    def __len__(self) -> int: ...
+
+
+class Kept(MutableMapping[str, Any]):
+    """Objects that ops keep under names, each with its origins. ``reached`` says what the op that runs has reached."""
+
+    def __init__(self, held: Held, reached: Callable[[], Reached]):
+        self.held, self._origins, self._reached = held, held.origins, reached
+
+    def learn(self, name: str, more: Origins) -> None:
+        """An object, if it is still there, comes from all of these too."""
+        if name in self.held:
+            self._origins[name] = joined(self._origins.get(name, ()), more)
+
+    def __getitem__(self, name: str) -> Any:
+        found = self.held[name]
+        self._reached().kept(self._origins.get(name, ()))
+        self._reached().touch(self, name)
+        return found
+
+    def __setitem__(self, name: str, value: Any) -> None:
+        assert self._reached().keeps, "what is computed here goes into the reply, or gets noise first"
+        self.held[name] = value
+        self._origins.pop(name, None)
+        self._reached().touch(self, name)
+
+    def __delitem__(self, name: str) -> None:
+        del self.held[name]
+        self._origins.pop(name, None)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self.held
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.held)
+
+    def __len__(self) -> int:
+        return len(self.held)
