@@ -337,8 +337,8 @@ def test_branches_that_are_not_chosen_do_not_matter(matrix: Any) -> None:
 @pytest.mark.parametrize(
     ("expression", "message"),
     [
-        ("X * np.ones(X.shape)", r"as long as the joined rows.*w\[:, None\] \* X"),
-        ("X + np.ones((X.shape[0], 1))", "a number per joined row.*a column in SELECT"),
+        ("X * np.ones(X.shape)", r"as long as the joined rows.*X @ np\.eye\(X\.shape\[1\]\), or in SELECT"),
+        ("X + np.ones((X.shape[0], 1))", "a number per joined row.*or in SELECT"),
         ("X * np.ones(3)", "does not fit X"),
         ("X * np.nan", "finite numbers"),
         ("X + 'a'", "takes numbers"),
@@ -351,7 +351,7 @@ def test_branches_that_are_not_chosen_do_not_matter(matrix: Any) -> None:
         ("X[:, [True]]", "columns are numbers below"),
         ("X[:, 0.5]", "columns are numbers below"),
         ("np.asarray(X)", r"write X @ np\.eye"),
-        ("np.sort(X)", "np.sort of X needs cells in order"),
+        ("np.sort(X)", r"np.sort of X needs the cells.*X @ np\.eye"),
         ("np.cumsum(X, axis=0)", "np.cumsum of X needs"),
         ("np.add.accumulate(X)", "one after the other"),
         ("np.where(X > 0)", "a condition alone"),
