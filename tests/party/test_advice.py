@@ -160,6 +160,7 @@ NOTHING_ASKED = "what it advises is to ask for less"
 OWN_REQUEST = "an analyst's own request, or one after a restart, which this package does not write so"
 NOT_YET = "not tried yet"
 OTHERS = {
+    "its cells are seen only where noise is added": "refused in tests/wire/test_hostile_origins.py",
     "limits.expression_bytes); select less, filter": NOTHING_ASKED,
     "audit_log: {} is not a file that can be written": MACHINE,
     "open it again with fed.sql, and predict again": "refused in tests/operators/test_ids.py",

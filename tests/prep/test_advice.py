@@ -107,6 +107,11 @@ def by_steps(*steps: Any) -> Callable[[Shop], Any]:
 
 CASES = [
     Advice(
+        "stratify needs a label: name a selected column",
+        lambda shop: shop.sql("o.price, o.city", None).split(stratify=True),
+        lambda shop: len(shop.sql("o.price, o.city", "city").split(stratify=True)) == 2,
+    ),
+    Advice(
         "filter them, or make them NULL with CASE",
         lambda shop: fitted(shop, "o.odd, o.cost"),
         lambda shop: (
@@ -449,6 +454,7 @@ OTHERS = {
     "groups have two columns, and pool digests of 16 bytes": OWN_REQUEST,
     "holds no numbers; cast it in SELECT, or list it as categorical": OWN_REQUEST,
     "list it in categorical to keep it": WARNING,
+    "unless it is a measure, leave it out: drop=[{}]": "a warning: the column is kept",
     "or more categories; raise max_categories ({}) or use an expression": WARNING,
     "and so without mean and other numbers: {}; filter them in WHERE": WARNING,
     "noise hides it: use more rows, a larger epsilon or fewer columns": "by how much depends on noise",

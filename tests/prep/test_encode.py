@@ -35,7 +35,7 @@ def encoded(relation: tp.Relation, encoding: Encoding) -> dict[str, NDArray[np.f
         parts = [np.zeros((0, len(names)))]
         for shard in relation.client.shards(alias):
             party = party_of(relation._session.engine, shard.party)
-            table = party.table(relation._session.id, alias).state[f"{relation._view}/{encoding.id}"].data
+            table = party.table(relation._session.id, alias).state[f"{relation._view}/{encoding.id}"].data.open()
             assert table.width == len(names)
             parts.append(table.matrix())
         joined = relation.mapping.gather(alias, np.concatenate(parts))

@@ -28,7 +28,7 @@ from tablepuppet.party.ledger import Budget
 from tablepuppet.party.policy import Policy, TableRule
 from tablepuppet.party.service import HERE
 from tablepuppet.prep.encode.frame import Frame
-from tablepuppet.prep.encode.program import run
+from tablepuppet.prep.encode.program import check_steps
 from tablepuppet.prep.encode.specs import Cut, FoldLookup, Lookup, fold_numbers
 from tablepuppet.prep.pipelines.label_sums import AskedLabels, ColumnCodes, Folds, fold_of_rows
 from tablepuppet.prep.pipelines.pipeline import Pipeline
@@ -650,4 +650,4 @@ def test_folds_single_out_no_few_rows(tmp_path: Path, steps: list[tuple[int, int
     rel.describe()  # announces its rows
     asked = Frame(party.table(rel.client.session, "i", HERE), rel.client.view, "b", {})
     with pytest.raises(tp.PartyError, match=error):
-        run(made, asked)
+        check_steps(made, asked)

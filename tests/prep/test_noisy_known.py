@@ -144,7 +144,7 @@ def test_null_records_are_all_zeros(tmp_path: Path) -> None:
     relation = fed.sql(SQL, label="y", prep=prep.Pipeline(steps))
     encoding = tp.LinearRegression(privacy=tp.Privacy(feature_epsilon=5.0)).fit(relation).encoding_
     client = relation.client
-    data = party_of(fed.engine, "p").table(client.session, "people").state[f"{client.view}/{encoding.id}"].data
+    data = party_of(fed.engine, "p").table(client.session, "people").state[f"{client.view}/{encoding.id}"].data.open()
     assert not data.dense[0].any()
     assert all(codes[0] == -1 for codes in data.codes)
     assert np.isfinite(data.dense).all()
