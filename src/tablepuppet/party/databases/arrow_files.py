@@ -48,7 +48,8 @@ class Arrow:
 
 def duckdb_types(connection: duckdb.DuckDBPyConnection, schema: pa.Schema) -> dict[str, str]:
     """Names and DuckDB types of Arrow columns."""
-    return {field.name: _type(connection, field) for field in schema}
+    known = {kind: _type(connection, kind) for kind in dict.fromkeys(schema.types)}
+    return {field.name: known[field.type] for field in schema}
 
 
 def numbered_scan(connection: duckdb.DuckDBPyConnection, table: pa.Table, asked: Sequence[AskedColumn]) -> str:
@@ -84,13 +85,13 @@ def _opened(file: Path, **options: Any) -> Iterator[Any]:
             yield reader
 
 
-def _type(connection: duckdb.DuckDBPyConnection, field: Any) -> str:
-    """The DuckDB type of a field; one that DuckDB does not know keeps Arrow's name."""
+def _type(connection: duckdb.DuckDBPyConnection, kind: pa.DataType) -> str:
+    """The DuckDB type of an Arrow type; one that DuckDB does not know keeps Arrow's name."""
     name = new_name()
     try:
-        connection.register(name, pa.table({"column": pa.array([], field.type)}))
+        connection.register(name, pa.table({"column": pa.array([], kind)}))
         return describe(connection, name)["column"]
     except duckdb.Error:
-        return str(field.type).upper()
+        return str(kind).upper()
     finally:
         connection.unregister(name)
