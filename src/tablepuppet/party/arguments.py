@@ -14,7 +14,7 @@ import math
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import cached_property, lru_cache, partial
 from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, NamedTuple, Union, get_args, get_origin, get_type_hints
 
@@ -168,6 +168,7 @@ def described(hint: Any) -> str:
     return kind_of(hint).words
 
 
+@lru_cache(1024)  # asked for with every column
 def kind_of(hint: Any) -> Kind:
     """What a declared type takes."""
     origin, inner = get_origin(hint), get_args(hint)
