@@ -49,9 +49,9 @@ def local_table(nonce: str = "session", charges: list[Any] | None = None, charge
     unused: Any = None
     table = LocalTable(
         snapshot=stand_in, caller="analyst", grant=stand_in, secure=stand_in, wire="float64", secret=b"", run_key=b"",
-        category_secrets={}, noise_secret=b"known to the party", nonce=nonce, views=Bounded(), held_here=Bounded(),
-        held_models=Owned(Bounded(), {}, ""), shelf=Shelf(""), made=Unlogged(), charged=unused, split_by=unused,
-        refine=unused, read_now=unused, read_beside=unused, deliveries=unused,
+        category_secrets={}, noise_secret=b"known to the party", nonce=nonce, views=Bounded(), _held_here=Bounded(),
+        _held_models=Owned(Bounded(), {}, ""), _shelf=Shelf(""), made=Unlogged(), charged=unused, split_by=unused,
+        refine=unused, _read_now=unused, _read_beside=unused, deliveries=unused,
     )  # fmt: skip
 
     def charge(cost: Spending, purpose: str, release: str | None, line: str) -> None:

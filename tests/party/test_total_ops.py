@@ -85,7 +85,7 @@ def nobody(table: LocalTable, outputs: Any, view: str) -> Any:
 
 
 def fails(table: LocalTable, *_: Any) -> None:
-    if table.snapshot.cells["x"].null_count:
+    if table.snapshot._cells["x"].null_count:
         raise PartyError("a cell is missing")
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -10,9 +11,11 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-import tablepuppet.learn.party_ops  # noqa: F401 - registers the ops that are asked for
-from tablepuppet.errors import PrivacyError
+import tablepuppet as tp
+import tablepuppet.learn.party_ops
+from tablepuppet.errors import PartyError, PrivacyError
 from tablepuppet.party.added_noise import GramNoise
+from tablepuppet.party.kept import WatchedShelf
 from tablepuppet.party.local_table import LocalTable
 from tablepuppet.party.ops import REGISTRY, Op
 from tablepuppet.party.release import Release
@@ -75,8 +78,8 @@ def register() -> Iterator[Callable[..., None]]:
     """Registers ops for a test."""
     before = dict(REGISTRY)
 
-    def op(name: str, function: Callable[..., Any], releases: Release = Release.COUNTS) -> None:
-        REGISTRY[name] = Op(function, name, asked="never", releases=releases, returns={})
+    def op(name: str, function: Callable[..., Any], *, on_shelf: bool = False) -> None:
+        REGISTRY[name] = Op(function, name, asked="never", releases=Release.COUNTS, returns={}, on_shelf=on_shelf)
 
     yield op
     REGISTRY.clear()
@@ -185,3 +188,71 @@ def test_a_model_that_was_learned_with_noise_is_free(tmp_path: Path) -> None:
     attacker.begin("u", "other")
     assert set(attacker.run("u", "parts.parameters", part="part", noisy=True)) == {"cards"}
     assert audit_lines(tmp_path)[-1]["tables"] == ["cards"]
+
+
+def test_parts_are_watched_whatever_an_op_calls_them(tmp_path: Path, register: Callable[..., None]) -> None:
+    """An op on stored parts that names them in an argument of its own is refused as those of this package are."""
+
+    def tell(shelf: WatchedShelf, stolen: str) -> dict[str, Any]:
+        return {"stolen": [kept.theta for kept, _ in shelf.all(stolen)]}
+
+    attacker = bank(tmp_path)
+    attacker.begin("s")
+    learn(attacker, "s")
+    register("careless.parts", tell, on_shelf=True)
+    assert len(attacker.run("s", "careless.parts", stolen="part")["stolen"]) == 1
+    assert audit_lines(tmp_path)[-1]["tables"] == ["cards"]
+    attacker.turn_to(STRICT)
+    attacker.begin("u", "other")
+    with pytest.raises(PrivacyError, match=r"'cards'.*without noise"):
+        attacker.run("u", "careless.parts", stolen="part")
+
+
+def test_origins_are_known_while_an_op_runs(tmp_path: Path, register: Callable[..., None]) -> None:
+    """Another session that gets hold of a model before the op ends that changes it finds where it comes from."""
+    seen: list[bool] = []
+
+    def change(table: LocalTable) -> dict[str, Any]:
+        table.models["early"], table.models["late"] = [], table.column("amount", "v").to_pylist()
+        table.models["early"].extend(table.models["late"])
+        origins = table._held_models.origins
+        seen.extend(origin.scan.table == "cards" for name in ("early", "late") for origin in origins[name])
+        return {}
+
+    register("careless.change", change)
+    attacker = bank(tmp_path)
+    attacker.begin("s")
+    attacker.run("s", "careless.change")
+    assert seen == [True, True]
+
+
+def test_no_code_goes_around() -> None:
+    """What leads to cells, or to what was computed from them, without being watched, is used by these modules only."""
+    hidden = {"_cells", "_nulls", "_held_here", "_held_models", "_read_now", "_read_beside", "_shelf"}
+    ours = {f"party/{name}.py" for name in ("snapshot", "local_table", "kept")}
+    source = Path(tp.__file__).parent
+    found = {
+        f"{path.relative_to(source)}: {node.attr}"
+        for path in source.rglob("*.py")
+        if str(path.relative_to(source)) not in ours
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.Attribute) and node.attr in hidden
+        if not (isinstance(node.value, ast.Name) and node.value.id == "self")  # an attribute of a class of its own
+    }
+    assert found == set()
+
+
+def test_nothing_is_kept_before_noise_is_added(tmp_path: Path, register: Callable[..., None]) -> None:
+    """Neither from inside of what noise is added to, nor from what is seen for a reply."""
+
+    def keep(table: LocalTable, reply: bool) -> dict[str, Any]:
+        with table.for_reply() if reply else table.mechanism():
+            table.state["kept"] = table.column("amount", "v").to_pylist()
+        return {}
+
+    register("careless.inside", keep)
+    for folder, reply in (("noise", False), ("reply", True)):
+        attacker = bank(tmp_path / folder, "" if reply else STRICT)
+        attacker.begin("s")
+        with pytest.raises(PartyError, match="AssertionError"):
+            attacker.run("s", "careless.inside", reply=reply)

@@ -11,7 +11,7 @@ import hashlib
 import secrets
 import threading
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
 
@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from tablepuppet.errors import PartyError
 from tablepuppet.party.metrics import OTHER
-from tablepuppet.party.origins import Origins
+from tablepuppet.party.origins import Origins, Reached
 from tablepuppet.party.spec import AnySpec
 from tablepuppet.privacy.private_file import sync_folder, write_atomically
 from tablepuppet.sql.plan import Scan
@@ -85,6 +85,10 @@ class Shelf:
     def keeps(self) -> bool:
         """Whether parts can be kept here."""
         return self._folder is not None
+
+    def watched(self, reached: Callable[[], Reached]) -> WatchedShelf:
+        """The shelf for an op; ``reached`` says what it has got hold of."""
+        return WatchedShelf(self, reached)
 
     def put(self, kept: KeptPart) -> str:
         """Store a part, unless it exists, and return its fingerprint. Raises PartyError if there is no room."""
@@ -162,6 +166,40 @@ class Shelf:
                 "room, then save again",
                 limit="disk",
             ) from error
+
+
+class WatchedShelf:
+    """A shelf as an op sees it: the op has the origins of what it reads, and what it stores gets them."""
+
+    def __init__(self, shelf: Shelf, reached: Callable[[], Reached]):
+        self._shelf, self._reached = shelf, reached
+
+    @property
+    def keeps(self) -> bool:
+        """Whether parts can be kept here."""
+        return self._shelf.keeps
+
+    def put(self, kept: KeptPart) -> str:
+        """Store a part, unless it exists, and return its fingerprint; see `Shelf.put`."""
+        return self._shelf.put(msgspec.structs.replace(kept, origins=self._reached().origins))
+
+    def get(self, part: str, alias: str) -> KeptPart | None:
+        """The part for one table; PrivacyError unless all that it comes from allows the op."""
+        kept = self._shelf.get(part, alias)
+        if kept is not None:
+            self._reached().kept(kept.origins)
+        return kept
+
+    def all(self, part: str) -> list[tuple[KeptPart, str]]:
+        """The part for every table that it has one for, each with its fingerprint; refused as by `get`."""
+        found = self._shelf.all(part)
+        for kept, _ in found:
+            self._reached().kept(kept.origins)
+        return found
+
+    def keep_only(self, model: str, part: str) -> None:
+        """Delete all parts of a model except one; "": delete all."""
+        self._shelf.keep_only(model, part)
 
 
 def _read_file(path: Path) -> tuple[KeptPart, str] | None:

@@ -11,7 +11,6 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import ClassVar
 
-import msgspec
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -24,7 +23,7 @@ from tablepuppet.party.bounded import Bounded, Owned
 from tablepuppet.party.column_fingerprint import column_fingerprint
 from tablepuppet.party.delivery import Deliveries
 from tablepuppet.party.grant import Grant
-from tablepuppet.party.kept import KeptPart, Shelf
+from tablepuppet.party.kept import Shelf
 from tablepuppet.party.origins import Allow, Kept, Reached, are_noisy
 from tablepuppet.party.policy import Level
 from tablepuppet.party.release_log import ReleaseLog
@@ -101,15 +100,15 @@ class LocalTable:
     noise_secret: bytes  # of the party, unknown to others: for noise that is the same whenever it is asked for
     nonce: str  # of the session: no two draw the same noise
     views: Bounded  # `RelationRows`, or why none, by the name of the relation (its view)
-    held_here: Bounded  # what ops keep in this session
-    held_models: Owned  # of all sessions of the caller
-    shelf: Shelf  # of the caller: its parts of saved models
+    _held_here: Bounded  # what ops keep in this session
+    _held_models: Owned  # of all sessions of the caller
+    _shelf: Shelf  # of the caller: its parts of saved models
     made: ReleaseLog  # releases with noise of this session, as they were sent
     charged: Charge
     split_by: Callable[[str], None]  # called with a choice of rows by position, before it is released
     refine: Callable[[Sequence[str]], None]  # called with columns and rows, before their histogram is refined
-    read_now: Callable[[Scan], Snapshot]  # what a scan reads now
-    read_beside: Callable[[Sequence[str]], pa.Table]  # other columns, for the snapshot's rows; see beside.py
+    _read_now: Callable[[Scan], Snapshot]  # what a scan reads now
+    _read_beside: Callable[[Sequence[str]], pa.Table]  # other columns, for the snapshot's rows; see beside.py
     deliveries: Deliveries  # predictions that the party takes home
     is_repeat: bool = False  # the request was answered before: what it did outside of the session is done
     _place: Place = field(default=(0, -1), init=False)  # of the op that runs
@@ -120,7 +119,8 @@ class LocalTable:
     def __post_init__(self) -> None:
         """Watch all ways to cells, and to what was computed from them."""
         self.snapshot = self.snapshot.watched(self._look)
-        self.state, self.models = Kept(self.held_here, self._of_op), Kept(self.held_models, self._of_op)
+        self.state, self.models = Kept(self._held_here, self._of_op), Kept(self._held_models, self._of_op)
+        self.shelf = self._shelf.watched(self._of_op)
 
     def _of_op(self) -> Reached:
         return self._reached or Reached()
@@ -160,38 +160,26 @@ class LocalTable:
     def running(self, allow: Allow, place: Place | None = None) -> Iterator[None]:
         """Run an op inside; ``allow`` refuses what comes from tables that do not allow it. See `begin`."""
         self.begin(place)
-        self._reached = reached = Reached(self.snapshot.scan, allow)
+        self._reached = Reached(self.snapshot.scan, allow)
         try:
             yield
         finally:
             self._reached = None
-            reached.end()
 
     def check_noisy(self) -> None:
         """PrivacyError unless all that the op has got hold of comes from noisy values only."""
         if not are_noisy(self._of_op().origins):
             raise PrivacyError(f"party {self.grant.party!r}: this model was not learned with noise", rule="require_dp")
 
-    def stored(self, part: str) -> KeptPart | None:
-        """The caller's part of a saved model for this table use; None if there is none."""
-        kept = self.shelf.get(part, self.snapshot.scan.alias)
-        if kept is not None:
-            self._of_op().kept(kept.origins)
-        return kept
-
-    def store(self, kept: KeptPart) -> str:
-        """Store a part of a model; its fingerprint."""
-        return self.shelf.put(msgspec.structs.replace(kept, origins=self._of_op().origins))
-
     def beside(self, columns: Sequence[str]) -> pa.Table:
         """Other columns, for the snapshot's rows in its order."""
         self._look()
-        return self.read_beside(columns)
+        return self._read_beside(columns)
 
     def state_of(self, output: str) -> str:
         """A fingerprint of an output over the whole table, from which noise is drawn: the caller never sees it."""
         with self.mechanism():
-            return column_fingerprint(self.snapshot, output, self.read_now)
+            return column_fingerprint(self.snapshot, output, self._read_now)
 
     def view(self, name: str) -> RelationRows:
         """The rows of a relation that was announced with the op ``rows.use``."""
@@ -215,14 +203,14 @@ class LocalTable:
 
     def measure(self) -> None:
         """Count the memory that an op used: models grow during training. PartyError if the limit is exceeded."""
-        for held in (self.views, self.held_here, self.held_models):
+        for held in (self.views, self._held_here, self._held_models):
             held.measure()
 
     def free(self) -> None:
         """Free everything; of models, only those that this session created."""
         self.views.clear()
-        self.held_here.clear()
-        self.held_models.close()
+        self._held_here.clear()
+        self._held_models.close()
 
     def rows_once(self, view: str) -> RelationRows:
         """The rows of a relation, each listed once: a row that is listed twice would count twice in sums with noise."""
@@ -283,7 +271,7 @@ class LocalTable:
             if len(places) and (places.min() < 0 or places.max() >= len(rows)):
                 raise PartyError(f"places of rows must be at least 0 and below {len(rows):,}")
             rows = rows[places]
-        counted: NDArray[np.int32] = self.held_here.get(_EMBEDDED, np.zeros(self.snapshot.rows, np.int32)).copy()
+        counted: NDArray[np.int32] = self._held_here.get(_EMBEDDED, np.zeros(self.snapshot.rows, np.int32)).copy()
         np.add.at(counted, rows, 1)
         if len(rows) and counted[rows].max() > rule.max_epochs:
             reason = (
@@ -291,7 +279,7 @@ class LocalTable:
                 "fewer epochs or larger batches, open the relation again, or ask the party's operator"
             )
             raise self.grant.refusal("embeddings.max_epochs", reason)
-        self.held_here[_EMBEDDED] = counted
+        self._held_here[_EMBEDDED] = counted
 
     def count_split(self, view: str, chosen: NDArray[np.bool_], classes: NDArray[np.integer] | None = None) -> None:
         """Count a choice of a relation's rows by their places in the source; PrivacyError if there are too many.

@@ -2,9 +2,9 @@
 
 An op sees cells of its own table, and whatever earlier ops have kept: in its session, in models, in parts of saved
 models. All that is kept carries its origins: the tables and columns that it was computed from, each with whether that
-was by noisy values only. An op has the origins of everything that it has got hold of, and all that it has kept, or
-changed, gets them. Ops declare nothing of this and cannot forget it. Three rules are enforced when something is
-reached, before its value is seen:
+was by noisy values only. An op has the origins of everything that it has got hold of, and all that it keeps, or could
+change, gets them at once: other sessions may use it meanwhile. Ops declare nothing of this and cannot forget it. Three
+rules are enforced when something is reached, before its value is seen:
 
 - Cells of a table that demands noise are seen only inside `LocalTable.mechanism`, which adds noise.
 - Every table that something kept comes from must allow the op, by its policy as it is now, and is named in the audit
@@ -55,39 +55,42 @@ Allow = Callable[[Origin], None]
 
 
 class Reached:
-    """What one op has got hold of so far."""
+    """What one op has got hold of so far; ``aside``: in a part of it from which nothing is kept or changed."""
 
-    def __init__(self, own: Scan | None = None, allow: Allow = lambda origin: None):
+    def __init__(self, own: Scan | None = None, allow: Allow = lambda origin: None, *, aside: bool = False):
         self.origins: Origins = ()
-        self.keeps = True  # whether the op may keep something now
-        self._own, self._allow = own, allow
+        self.keeps = not aside  # whether the op may keep something now
+        self._own, self._allow, self._is_aside = own, allow, aside
         self._touched: list[tuple[Kept, str]] = []
 
     def cells(self, *, noisy: bool) -> None:
         """Cells of the op's own table: the guard has allowed that."""
         if self._own is not None:
-            self.origins = joined(self.origins, [Origin(self._own, noisy)])
+            self._come_from([Origin(self._own, noisy)])
 
     def kept(self, origins: Origins) -> None:
         """Something that was kept; PrivacyError unless all that it comes from allows the op."""
         for origin in origins:
-            if origin.scan is not self._own and origin.scan != self._own:
+            if origin.scan is not self._own and origin.scan != self._own and origin not in self.origins:
                 self._allow(origin)
-        self.origins = joined(self.origins, origins)
+        self._come_from(origins)
+
+    def _come_from(self, origins: Iterable[Origin]) -> None:
+        """All that the op has kept or may change comes from these too."""
+        found = joined(self.origins, origins)
+        if found is not self.origins:
+            self.origins = found
+            for kept, name in self._touched:
+                kept.learn(name, found)
 
     def aside(self) -> Reached:
-        """For a part of the op in which nothing is kept."""
-        found = Reached(self._own, self._allow)
-        found.keeps = False
-        return found
+        """For a part of the op from which nothing is kept."""
+        return Reached(self._own, self._allow, aside=True)
 
     def touch(self, kept: Kept, name: str) -> None:
-        """Something is kept, or was and may be changed: it will have the op's origins."""
-        self._touched.append((kept, name))
-
-    def end(self) -> None:
-        """The op has ended, well or not."""
-        for kept, name in self._touched:
+        """Something is kept, or was and may be changed: it has the op's origins, and those to come."""
+        if not self._is_aside:
+            self._touched.append((kept, name))
             kept.learn(name, self.origins)
 
 

@@ -36,7 +36,7 @@ from tablepuppet.party.local_table import LocalTable, Place, category_secret
 from tablepuppet.party.metrics import Metrics
 from tablepuppet.party.openings import Openings
 from tablepuppet.party.ops import Op, Values, find_op
-from tablepuppet.party.origins import Origin, joined
+from tablepuppet.party.origins import Origin, Reached
 from tablepuppet.party.policy import Level, Policy, TableRule, Use
 from tablepuppet.party.release import Release
 from tablepuppet.party.release_log import ReleaseLog, Unlogged
@@ -301,17 +301,17 @@ class Party:
                     noise_secret=self._noise_secret,
                     nonce=nonce,
                     views=self._bounded(f"table {scan.table!r}: relations of this session", "views", account),
-                    held_here=self._bounded(
+                    _held_here=self._bounded(
                         f"table {scan.table!r}: encoded relations of this session", "views", account
                     ),
-                    held_models=self._models_of(caller, session),
-                    shelf=self._shelves.of(caller),
+                    _held_models=self._models_of(caller, session),
+                    _shelf=self._shelves.of(caller),
                     made=made or Unlogged(),
                     charged=partial(self._charge, caller, grant),
                     split_by=partial(self._split, caller, grant),
                     refine=partial(self._guard.refine, caller, grant),
-                    read_now=self._whole,
-                    read_beside=partial(columns_beside, snapshot, database=self._database),
+                    _read_now=self._whole,
+                    _read_beside=partial(columns_beside, snapshot, database=self._database),
                     deliveries=self._deliveries,
                 )
             if caller != HERE:
@@ -436,9 +436,8 @@ class Party:
     def _run_on_shelf(self, caller: str, session: str, op: Op, arguments: Mapping[str, Any], entry: Entry) -> Values:
         """An op on parts of saved models; one that was answered before does nothing again."""
         op.parameters.read(arguments)
-        shelf = self._shelves.of(caller)
-        for origin in joined((), (each for kept, _ in shelf.all(arguments.get("part", "")) for each in kept.origins)):
-            self._allow(caller, session, op, arguments, entry, origin)
+        reached = Reached(allow=partial(self._allow, caller, session, op, arguments, entry))
+        shelf = self._shelves.of(caller).watched(lambda: reached)
         return {} if entry.outcome == "restored" else op(shelf, arguments)
 
     def table(self, session: str, alias: str, caller: str = HERE) -> LocalTable:

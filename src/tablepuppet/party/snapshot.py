@@ -59,12 +59,12 @@ class Snapshot:
 
     scan: Scan
     rows: int
-    cells: pa.Table  # one column per output name, in source order
+    _cells: pa.Table  # one column per output name, in source order
     passes: tuple[NDArray[np.bool_] | None, ...]  # per filter of the scan; None: every row of the snapshot
     positions: NDArray[np.int64] | None  # in the source; None: 0, 1, 2, ...
     ordered: Future[Order] | None  # None: row ids are places in source order
     keys: pa.Table  # raw join keys
-    nulls: pa.Table  # per column that a computed output reads: whether its cell is NULL
+    _nulls: pa.Table  # per column that a computed output reads: whether its cell is NULL
     look: Callable[[], None] = lambda: None  # called before cells are seen
     _blinded: list[Blinded] | None = None
 
@@ -72,15 +72,15 @@ class Snapshot:
     def outputs(self) -> pa.Table:
         """The cells of all rows, one column per output name, in source order."""
         self.look()
-        return self.cells
+        return self._cells
 
     def type_of(self, output: str) -> pa.DataType:
         """The type of an output: no cell is seen."""
-        return self.cells.schema.field(output).type
+        return self._cells.schema.field(output).type
 
     def nothing_of(self, output: str) -> pa.ChunkedArray:
         """A column as an output, without a row: no cell is seen."""
-        return self.cells[output].slice(0, 0)
+        return self._cells[output].slice(0, 0)
 
     def watched(self, look: Callable[[], None]) -> Snapshot:
         """The same rows; ``look`` is called before cells are seen."""
@@ -95,12 +95,12 @@ class Snapshot:
     def nbytes(self) -> int:
         """Memory that it takes, with row ids and the codes of its keys."""
         places = 0 if self.positions is None else self.positions.nbytes
-        return int(self.cells.nbytes + self.keys.nbytes + self.nulls.nbytes + places + self._beside * self.rows)
+        return int(self._cells.nbytes + self.keys.nbytes + self._nulls.nbytes + places + self._beside * self.rows)
 
     @property
     def public_nbytes(self) -> int:
         """The same by what is public: the number of rows, and for texts the letters that expressions may make."""
-        types = [column.type for table in (self.cells, self.keys) for column in table.columns]
+        types = [column.type for table in (self._cells, self.keys) for column in table.columns]
         return self.rows * (self._beside + 8 + row_bytes(self.scan, types))
 
     @property
@@ -127,10 +127,10 @@ class Snapshot:
         found = np.ones(self.rows, bool)
         for name in outputs:
             if is_column(self.scan.outputs[name]):
-                found &= self.cells[name].is_null().to_numpy()
+                found &= self._cells[name].is_null().to_numpy()
                 continue
             for column in columns_of(self.scan.outputs[name]):
-                found &= self.nulls[column].to_numpy()
+                found &= self._nulls[column].to_numpy()
         return found
 
     def blind_keys(self, run_key: bytes) -> list[Blinded]:
@@ -156,7 +156,7 @@ class Snapshot:
         """A hash of what was read: the same in every process as long as the data is."""
         if self.ordered is not None:
             return self.ordered.result().fingerprint
-        return _hash(self.scan, (self.cells, self.keys, self.nulls), self.positions)
+        return _hash(self.scan, (self._cells, self.keys, self._nulls), self.positions)
 
 
 def row_bytes(scan: Scan, types: Sequence[pa.DataType]) -> int:

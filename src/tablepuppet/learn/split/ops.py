@@ -74,7 +74,7 @@ class Training:
 def bottom_parameters(table: LocalTable, model: str, width: int) -> tuple[TorchTable, TableParameters]:
     """The bottom network that the party holds, or has stored if the model was loaded."""
     alias = table.snapshot.scan.alias
-    if f"{model}/{alias}" not in table.models and (kept := table.stored(model)):
+    if f"{model}/{alias}" not in table.models and (kept := table.shelf.get(model, alias)):
         if not isinstance(kept.spec, Bottom):
             raise PartyError(f"party {table.grant.party!r}: this model has scores, not embeddings")
         network = TorchTable(kept.spec, width, alias)

@@ -141,7 +141,7 @@ def unchanged_if_refused(part: TableParameters) -> Iterator[None]:
 def parameters_for_predictions(table: LocalTable, model: str, width: int) -> TableParameters:
     """The party's parameters of a model, from its stored parts if the model was loaded."""
     alias = table.snapshot.scan.alias
-    if f"{model}/{alias}" not in table.models and (kept := table.stored(model)):
+    if f"{model}/{alias}" not in table.models and (kept := table.shelf.get(model, alias)):
         if not isinstance(kept.spec, Spec):
             raise PartyError(f"party {table.grant.party!r}: this model has embeddings, not scores")
         return TableParameters(model_of(kept.spec, width), kept.theta)

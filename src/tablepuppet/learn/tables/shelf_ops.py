@@ -11,7 +11,7 @@ import msgspec
 from tablepuppet.errors import PrivacyError
 from tablepuppet.learn.tables.parameters import held_parameters
 from tablepuppet.party.arguments import Name, NoName
-from tablepuppet.party.kept import KeptCategories, KeptPart, Shelf
+from tablepuppet.party.kept import KeptCategories, KeptPart, WatchedShelf
 from tablepuppet.party.local_table import LocalTable
 from tablepuppet.party.ops import Values, op
 from tablepuppet.party.origins import are_noisy
@@ -43,17 +43,17 @@ def store(table: LocalTable, view: str, model: str, saved: Name, part: Name, uni
             KeptCategories(each.column, each.family, each.digests.tobytes()) for each in built.data.empty.known
         )
         kept = msgspec.structs.replace(kept, encoding=encoding, categories=named)
-    return {"kept": table.store(kept)}
+    return {"kept": table.shelf.put(kept)}
 
 
 @op("parts.check", asked=ASKED, releases=Release.COUNTS, on_shelf=True, returns={"kept": ByName(FINGERPRINT)})
-def check(shelf: Shelf, part: Name) -> Values:
+def check(shelf: WatchedShelf, part: Name) -> Values:
     """Fingerprints of a part by table."""
     return {"kept": {kept.scan.alias: fingerprint for kept, fingerprint in shelf.all(part)}}
 
 
 @op("parts.copy", asked=ASKED, releases=Release.COUNTS, on_shelf=True, returns={"kept": ByName(FINGERPRINT)})
-def copy(shelf: Shelf, part: Name, saved: Name, to: Name) -> Values:
+def copy(shelf: WatchedShelf, part: Name, saved: Name, to: Name) -> Values:
     """Store a copy of a part under another name."""
     for kept, _ in shelf.all(part):
         shelf.put(msgspec.structs.replace(kept, model=saved, part=to))
@@ -61,7 +61,7 @@ def copy(shelf: Shelf, part: Name, saved: Name, to: Name) -> Values:
 
 
 @op("parts.settle", asked=ASKED, releases=Release.COUNTS, on_shelf=True, returns={})
-def keep_only(shelf: Shelf, saved: Name, keep: Name | NoName) -> Values:
+def keep_only(shelf: WatchedShelf, saved: Name, keep: Name | NoName) -> Values:
     """Delete all parts of a saved model except one; "": delete all."""
     shelf.keep_only(saved, keep)
     return {}
@@ -75,7 +75,7 @@ def keep_only(shelf: Shelf, saved: Name, keep: Name | NoName) -> Values:
     on_shelf=True,
     returns={EACH: THETA},
 )
-def parameters(shelf: Shelf, part: str, noisy: bool = False) -> Values:
+def parameters(shelf: WatchedShelf, part: str, noisy: bool = False) -> Values:
     """The parameters of a part, by table; ``noisy``: made from noisy sums only, and nothing more is spent."""
     found = [kept for kept, _ in shelf.all(part)]
     for kept in found if noisy else ():
