@@ -50,7 +50,7 @@ class Watched(Calls):
         self.metrics = Metrics("bank", settings.policy(), msgspec.structs.asdict(self.limits))
         self.party._audit.metrics = self.metrics
         self.party.measure(self.metrics)
-        self.desk.measure(self.metrics, settings.allow)
+        self.desk.measure(self.metrics)
 
     def value(self, name: str, **labels: str) -> float:
         return self.metrics.registry.get_sample_value(f"tablepuppet_{name}", labels) or 0.0

@@ -66,13 +66,18 @@ def _counted(number: int, noun: str) -> str:
 
 @party.command()
 def serve(file: FileArgument, as_json: JsonOption = False) -> None:
-    """Serve a party until it is stopped (Ctrl-C, SIGTERM). Logs one line for each session."""
+    """Serve a party until it is stopped (Ctrl-C, SIGTERM). Logs one line for each session.
+
+    SIGHUP makes it read its file again: callers, tables, rules and certificates change without a restart. With --json,
+    the log is JSON lines too.
+    """
     import tablepuppet.learn.party_ops  # noqa: F401 - registers the learners' ops
     from tablepuppet.party.config import PartyFile
+    from tablepuppet.runs.json_lines import JsonLines
     from tablepuppet.wire.serve import serve as serve_party
 
     handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
+    handler.setFormatter(JsonLines() if as_json else logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
     logging.getLogger("tablepuppet.party").addHandler(handler)
     logging.getLogger("tablepuppet.party").setLevel(logging.INFO)
     settings = PartyFile.load(file)
@@ -83,7 +88,7 @@ def serve(file: FileArgument, as_json: JsonOption = False) -> None:
         )
         print(line, flush=True)
 
-    serve_party(settings, ready)
+    serve_party(settings, ready, lambda: PartyFile.load(file))
 
 
 @party.command()

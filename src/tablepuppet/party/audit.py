@@ -183,7 +183,7 @@ class AuditLog:
 
     def _count(self, entry: Entry, outcome: str, rule: str) -> None:
         if self.metrics is not None:
-            labels = (entry.verb, entry.op, entry.releases.label, outcome, rule)
+            labels = (entry.caller, entry.verb, entry.op, entry.releases.label, outcome, rule)
             self.metrics.ended(*labels, entry.seconds, entry.received, entry.size)
 
     def _append(self, path: Path, line: bytes, *, at_once: bool) -> None:

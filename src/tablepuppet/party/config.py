@@ -7,6 +7,7 @@ the field, and repeat no password.
 
 from __future__ import annotations
 
+import hashlib
 import ipaddress
 import os
 import re
@@ -131,6 +132,12 @@ class PartyFile(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_only
             limits=self.limits,
             peers=frozenset(self.peers),
         )
+
+    @property
+    def policy_hash(self) -> str:
+        """A short name of all its rules together: the same for the same rules."""
+        rules = msgspec.json.encode([sorted(self.allow), self.tables, self.peers, self.deliver], order="sorted")
+        return hashlib.sha256(rules).hexdigest()[:12]
 
     def targets(self) -> dict[str, PredictionsEntry]:
         """Where predictions are written, by table."""

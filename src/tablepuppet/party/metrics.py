@@ -35,6 +35,10 @@ class Metrics(Collector):
         self.registry = CollectorRegistry(auto_describe=False)
         self._policy = policy
         self._requests = self._counter("requests", "Verbs and ops, by how they ended.", "verb", "op", "outcome")
+        self._of_callers = self._counter("caller_requests", "Verbs and ops of a caller.", "caller", "outcome")
+        self._caller_bytes = self._counter(
+            "caller_bytes", "Bytes of arguments and replies of a caller.", "caller", "way"
+        )
         self._refusals = self._counter("refusals", "Requests that were not answered, by rule or error.", "rule")
         self._seconds = self._counter("seconds", "Seconds spent on verbs and ops.", "verb", "op")
         self._received = self._counter("received_bytes", "Bytes of arguments of ops, by what these release.", "release")
@@ -58,10 +62,19 @@ class Metrics(Collector):
         self.registry.register(self)
         ProcessCollector(registry=self.registry)  # memory, descriptors and CPU of the process, where there is /proc
 
+    def adopt(self, policy: Policy) -> None:
+        """Name the callers of another policy from now on."""
+        self._policy = policy
+
     def ended(
-        self, verb: str, op: str, release: str, outcome: str, rule: str, seconds: float, received: int, sent: int
-    ) -> None:
+        self, caller: str, verb: str, op: str, release: str, outcome: str, rule: str, seconds: float, received: int,
+        sent: int,
+    ) -> None:  # fmt: skip
         """Count a request that the audit log has a line of."""
+        who = self._named("caller", caller)
+        self._of_callers.labels(who, outcome).inc()
+        self._caller_bytes.labels(who, "received").inc(received)
+        self._caller_bytes.labels(who, "sent").inc(sent if outcome == "ok" else 0)
         self._requests.labels(verb, op, outcome).inc()
         self._seconds.labels(verb, op).inc(seconds)
         self._times.labels(verb).observe(seconds)

@@ -207,14 +207,39 @@ class Party:
         """Count a limit that ran out where no request was refused because of it."""
         self._audit.reached(limit)
 
+    @property
+    def callers(self) -> frozenset[str]:
+        """The callers that the policy names."""
+        return self._guard.policy.allow or frozenset()
+
+    def adopt(
+        self, policy: Policy, database: Database, deliveries: Deliveries, identity: Identity | None = None
+    ) -> None:
+        """Have other rules from now on, and what they publish; sessions that are open keep those of their tables."""
+        with self._lock:
+            self._guard.policy, self._database, self._deliveries = policy, database, deliveries
+            self._identity = None if identity is None else lambda: identity
+            read, self._read, self._row_counts = list(self._read), {}, {}
+        for caller, text in read:
+            self._account(caller).drop(("read", text))
+
+    def reads(self, caller: str, session: str, tables: frozenset[str]) -> bool:
+        """Whether a session is over some of these tables, which are in lower case."""
+        opened = self._sessions.get((caller, session), {})
+        return any(table.grant.table.lower() in tables for table in opened.values())
+
+    def reach_database(self) -> None:
+        """PartyError unless the database can be opened now."""
+        with self._database.reader():
+            pass
+
     def measure(self, metrics: Metrics) -> None:
         """Have metrics read what the party holds for its callers, in memory and on disk, and its budgets."""
-        callers = self._guard.policy.allow or ()
         in_memory = "Bytes of memory that a caller's tables, encoded rows and models take."
         metrics.gauge("memory_bytes", in_memory, self._held_bytes, "caller")
         if self._shelves.keeps:
             saved = "Bytes of saved models on disk."
-            metrics.gauge("saved_model_bytes", saved, partial(self._shelves.sizes, callers), "caller")
+            metrics.gauge("saved_model_bytes", saved, lambda: self._shelves.sizes(self.callers), "caller")
         if self._ledger is not None:
             metrics.budgets(self._ledger)
 

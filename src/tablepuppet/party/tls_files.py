@@ -42,6 +42,11 @@ def read_tls_files(tls: TlsPaths) -> TlsFiles:
     return TlsFiles(name, certificate, key, authorities)
 
 
+def expiry(certificate: bytes) -> datetime:
+    """When a certificate in PEM ends."""
+    return x509.load_pem_x509_certificate(certificate).not_valid_after_utc
+
+
 def _read(path: str, setting: str) -> bytes:
     try:
         return Path(path).read_bytes()

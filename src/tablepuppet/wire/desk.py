@@ -16,10 +16,9 @@ import threading
 import time
 import traceback
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any, NoReturn
 
 import msgspec
@@ -349,17 +348,20 @@ class Desk:
         except PartyError as error:
             return encode(error_message(error))
 
-    def measure(self, metrics: Metrics, callers: Iterable[str]) -> None:
+    def measure(self, metrics: Metrics) -> None:
         """Have metrics read which sessions and calls there are, and the bytes of their journals."""
         metrics.gauge("sessions", "Sessions that are open.", self._open_sessions, "caller")
         metrics.gauge("calls", "Requests that are answered now.", self._open_calls, "caller")
         if self.journal is not None:
             text = "Bytes of stored requests of sessions."
-            metrics.gauge("journal_bytes", text, partial(self.journal.sizes, callers), "caller")
+            metrics.gauge("journal_bytes", text, self._journal_bytes, "caller")
 
     def _open_sessions(self) -> list[tuple[tuple[str], float]]:
         with self._lock:
             return [((caller,), 1.0) for caller, _ in self._lines]
+
+    def _journal_bytes(self) -> list[tuple[tuple[str], float]]:
+        return [] if self.journal is None else self.journal.sizes(self.party.callers)
 
     def _open_calls(self) -> list[tuple[tuple[str], float]]:
         with self._lock:
@@ -374,6 +376,19 @@ class Desk:
             self.journal.drop(key)
         if known is not None:
             self.log(*key, why)
+
+    def put_away(self, tables: frozenset[str]) -> int:
+        """Free the sessions over some of these tables (in lower case); with a journal they come back. How many it were.
+
+        Their running requests are finished first.
+        """
+        with self._lock:
+            lines = [(key, line) for key, line in self._lines.items() if self.party.reads(*key, tables)]
+        for key, line in lines:
+            with line.lock:
+                if self._lines.get(key) is line:
+                    self.close(key, "put away: its rules changed", forget=False)
+        return len(lines)
 
     def expire(self) -> None:
         """Free sessions that were silent for too long."""

@@ -10,8 +10,8 @@ import socket
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass
-from functools import lru_cache
+from dataclasses import dataclass, field
+from functools import cached_property, lru_cache
 from typing import Any
 
 import pyarrow as pa
@@ -21,6 +21,7 @@ from tablepuppet.errors import ConfigError, PartyError, PrivacyError, TablePuppe
 from tablepuppet.party.config import is_loopback
 from tablepuppet.party.policy import ANONYMOUS
 from tablepuppet.party.request import Request
+from tablepuppet.party.tls_files import TlsFiles
 from tablepuppet.privacy.certificates import hosts_of
 from tablepuppet.privacy.signed_keys import Identity
 from tablepuppet.wire.codec import CHUNK, decode_header, encode
@@ -40,8 +41,18 @@ class ServerTls:
     """PEM texts: the party's certificate and key, and the authority that callers' certificates come from."""
 
     certificate: bytes
-    key: bytes
+    key: bytes = field(repr=False)
     authority: bytes
+
+    @classmethod
+    def of(cls, files: TlsFiles) -> ServerTls:
+        """What the files of a party file hold."""
+        return cls(files.certificate, files.key, files.authorities)
+
+    @cached_property
+    def identity(self) -> Identity:
+        """What signs in the party's name."""
+        return Identity(self.certificate, self.key, self.authority)
 
 
 class _Shown(flight.ServerMiddleware):  # type: ignore[misc]
@@ -68,7 +79,7 @@ class Callers:
     """
 
     def __init__(self, tls: ServerTls):
-        self._identity = Identity(tls.certificate, tls.key, tls.authority)
+        self._identity = tls.identity
         self._hosts = hosts_of(tls.certificate)
         self._known = lru_cache(1024)(self._named)
 
@@ -110,9 +121,21 @@ class FlightServer(flight.FlightServerBase):  # type: ignore[misc]
         except (pa.ArrowException, OSError, ValueError) as error:
             reason = _why_not(host.strip("[]"), int(port)) or str(error).splitlines()[0]
             raise ConfigError(f"party {desk.party.name!r} cannot listen at {listen!r}: {reason}") from None
+        self.tls, self._host, self._insecure = tls, host, insecure
         self.desk, self._in_flight = desk, InFlight(desk.party.name, desk.limits.message_bytes)
         self._callers = None if tls is None else Callers(tls)
         self.enter: Callable[[str, str], bool] = lambda peer, caller: True  # whether a caller may have this connection
+
+    def again(self, tls: ServerTls | None) -> FlightServer:
+        """The same service with other certificates, at the same port; running requests are finished first.
+
+        For a moment nobody listens: callers try again.
+        """
+        port, enter = self.port, self.enter
+        self.shutdown()
+        found = FlightServer(self.desk, f"{self._host}:{port}", tls, insecure=self._insecure)
+        found.enter = enter
+        return found
 
     def do_exchange(self, context: Any, descriptor: Any, reader: flight.MetadataRecordBatchReader, writer: Any) -> None:
         """Read one request whose arrays follow its header, write one reply."""

@@ -1,5 +1,7 @@
 """The metrics of a party as a page: ``GET /metrics`` at an address of the operator's choice, for Prometheus.
 
+``GET /healthz`` answers 200 if the party can do its work, else 503 and why in a few words.
+
 Plain HTTP, in a few threads of its own: whoever connects gets the page within some seconds or is hung up on, so that
 it takes neither descriptors nor threads from callers of the party. There is nothing else behind the address.
 """
@@ -8,6 +10,7 @@ from __future__ import annotations
 
 import socket
 import threading
+from collections.abc import Callable
 from contextlib import suppress
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler
@@ -19,7 +22,7 @@ from prometheus_client.exposition import choose_encoder
 
 from tablepuppet.errors import ConfigError
 
-PATH = "/metrics"
+PATH, HEALTH = "/metrics", "/healthz"
 AT_ONCE = 4  # pages that are sent at the same time; others are hung up on
 PATIENCE = 10.0  # seconds for one page, from the first byte of the question to the last of the answer
 
@@ -33,12 +36,18 @@ class _Handler(BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         """The page."""
-        if self.path.partition("?")[0] != PATH:
-            self.send_error(HTTPStatus.NOT_FOUND, explain=f"The only page is {PATH}.")
+        path, status = self.path.partition("?")[0], HTTPStatus.OK
+        if path == PATH:
+            encode, kind = choose_encoder(self.headers.get("Accept", ""))
+            content = encode(self.server.registry)
+        elif path == HEALTH:
+            problem, kind = self.server.problem(), "text/plain; charset=utf-8"
+            status = HTTPStatus.SERVICE_UNAVAILABLE if problem else HTTPStatus.OK
+            content = f"{problem or 'ok'}\n".encode()
+        else:
+            self.send_error(HTTPStatus.NOT_FOUND, explain=f"The only pages are {PATH} and {HEALTH}.")
             return
-        encode, kind = choose_encoder(self.headers.get("Accept", ""))
-        content = encode(self.server.registry)
-        self.send_response(HTTPStatus.OK)
+        self.send_response(status)
         self.send_header("Content-Type", kind)
         self.send_header("Content-Length", str(len(content)))
         self.end_headers()
@@ -56,7 +65,8 @@ class MetricsPage(TCPServer):
 
     allow_reuse_address = True
 
-    def __init__(self, registry: CollectorRegistry, host: str, port: int):
+    def __init__(self, registry: CollectorRegistry, host: str, port: int, problem: Callable[[], str] = str):
+        self.problem = problem  # what is wrong now; nothing if all is well
         self.registry, self._free = registry, threading.BoundedSemaphore(AT_ONCE)
         self.address_family = socket.AF_INET6 if ":" in host else socket.AF_INET
         try:

@@ -1,8 +1,9 @@
 """A party as a process of its own, from its party file to its end: `tablepuppet party serve`.
 
-Logs one line when a session begins or ends, notifies the service manager when it is ready, and stops on SIGTERM, SIGINT
-and SIGHUP: no new request is taken, running ones are finished, sessions are freed. If the party file names an address
-for metrics, they are served there (metrics_page.py).
+Logs one line when a session begins or ends, notifies the service manager when it is ready, and stops on SIGTERM and
+SIGINT: no new request is taken, running ones are finished, sessions are freed. On SIGHUP it reads its file again
+(reload.py), unless that says that its terminal is gone. If the party file names an address for metrics, they are served
+there (metrics_page.py).
 """
 
 from __future__ import annotations
@@ -10,33 +11,38 @@ from __future__ import annotations
 import logging
 import os
 import secrets
+import shutil
 import signal
 import socket
 from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 
 import msgspec
 from prometheus_client import disable_created_metrics
 
-from tablepuppet.errors import ConfigError, plain_text
+from tablepuppet.errors import ConfigError, TablePuppetError, plain_text
 from tablepuppet.party.audit import AuditLog, check_log
 from tablepuppet.party.blinding_key import read_blinding_key
 from tablepuppet.party.config import PartyFile
 from tablepuppet.party.metrics import Metrics
 from tablepuppet.party.published import open_deliveries, open_published
 from tablepuppet.party.service import Party
-from tablepuppet.party.tls_files import TlsFiles, read_tls_files
+from tablepuppet.party.tls_files import expiry, read_tls_files
 from tablepuppet.privacy.private_file import read_private_file, write_new_file
-from tablepuppet.privacy.signed_keys import Identity
 from tablepuppet.wire.desk import Desk
 from tablepuppet.wire.doorkeeper import Doorkeeper
 from tablepuppet.wire.flight_server import FlightServer, ServerTls
+from tablepuppet.wire.health import Health
 from tablepuppet.wire.journal import Journal
 from tablepuppet.wire.metrics_page import PATH, MetricsPage
+from tablepuppet.wire.reload import reload
 from tablepuppet.wire.signals import Signals
 
 log = logging.getLogger("tablepuppet.party")
+SOON = 30  # days before the end of a certificate from which on it is warned of
 CHECK = 1.0  # seconds between looks for silent sessions and connections
 
 
@@ -47,6 +53,7 @@ def start(settings: PartyFile, metrics: Metrics | None = None) -> FlightServer:
     """
     key = read_blinding_key(Path(settings.blinding_key))
     tls = None if settings.tls is None else read_tls_files(settings.tls)
+    server_tls = None if tls is None else ServerTls.of(tls)
     state = None if settings.state_dir is None else _made(Path(settings.state_dir))
     check_log(Path(settings.audit_log))
     database = open_published(settings)
@@ -60,20 +67,74 @@ def start(settings: PartyFile, metrics: Metrics | None = None) -> FlightServer:
         AuditLog(Path(settings.audit_log), metrics),
         state,
         settings.limits.snapshot_ttl,
-        _identity(tls),
+        None if server_tls is None else lambda: server_tls.identity,
         open_deliveries(settings),
     )
     journal = None if state is None else Journal(state / "sessions", settings.name, settings.limits.journal_bytes)
     desk = Desk(party, settings.limits, journal, partial(_log_session, metrics=metrics))
     if metrics is not None:
         party.measure(metrics)
-        desk.measure(metrics, settings.allow)
-    server_tls = None if tls is None else ServerTls(tls.certificate, tls.key, tls.authorities)
+        desk.measure(metrics)
     return FlightServer(desk, settings.listen, server_tls, insecure=settings.insecure)
 
 
-def serve(settings: PartyFile, ready: Callable[[str], None]) -> None:
-    """Serve until a signal asks to stop; ``ready`` receives the address once requests are answered."""
+@dataclass
+class Service:
+    """A party that serves: its settings now, its listener, and what looks after both."""
+
+    settings: PartyFile
+    server: FlightServer
+    door: Doorkeeper
+    metrics: Metrics | None
+    read_again: Callable[[], PartyFile]
+    warned: str = ""  # the day on which the certificate was last warned of
+
+    def reload(self) -> None:
+        """Take over what the party file says now; if that cannot be, everything stays as it is."""
+        try:
+            self.server, self.settings = reload(self.server, self.settings, self.read_again(), self.metrics)
+        except TablePuppetError as error:
+            log.error("the party file is not taken over, and everything stays as it was: %s", error)
+
+    def look_after(self) -> None:
+        """Clean up connections and silent sessions, and warn once a day of a certificate that ends soon."""
+        self.door.sweep()
+        self.server.desk.expire()
+        today = datetime.now(UTC)
+        if self.server.tls is not None and self.warned != (day := today.date().isoformat()):
+            self.warned = day
+            left = (expiry(self.server.tls.certificate) - today).days
+            if left < SOON:
+                log.warning("the certificate of this party ends in %s days; issue a new one, then reload", max(left, 0))
+
+    def measure(self, metrics: Metrics) -> Health:
+        """Have metrics read how the service is; whoever asks for its health asks the same."""
+        metrics.gauge("connections", "Connections that are open.", lambda: [((), self.door.open)])
+        text = "The rules that hold now, by a hash: 1."
+        metrics.gauge("policy_info", text, lambda: [((self.settings.policy_hash,), 1.0)], "hash")
+        text = "When the certificate of the party ends, in seconds since 1970."
+        metrics.gauge("certificate_expiry_seconds", text, self._expiry)
+        text = "Bytes that are free where the party writes."
+        metrics.gauge("free_disk_bytes", text, self._free, "folder")
+        health = Health(self.server.desk.party)
+        health.measure(metrics)
+        return health
+
+    def _expiry(self) -> list[tuple[tuple[()], float]]:
+        return [] if self.server.tls is None else [((), expiry(self.server.tls.certificate).timestamp())]
+
+    def _free(self) -> list[tuple[tuple[str], float]]:
+        folders = {"audit_log": Path(self.settings.audit_log).parent}
+        if self.settings.state_dir is not None:
+            folders["state_dir"] = Path(self.settings.state_dir)
+        return [((name,), float(shutil.disk_usage(folder).free)) for name, folder in folders.items()]
+
+
+def serve(settings: PartyFile, ready: Callable[[str], None], read_again: Callable[[], PartyFile]) -> None:
+    """Serve until a signal asks to stop; ``ready`` receives the address once requests are answered.
+
+    ``read_again`` returns the party file as it is now.
+    """
     signals = Signals(signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
     metrics = metrics_of(settings)
     server = start(settings, metrics)
@@ -82,14 +143,16 @@ def serve(settings: PartyFile, ready: Callable[[str], None]) -> None:
         server.port, limits.connections, limits.connections_per_caller, limits.connect_seconds, party.reached
     )
     server.enter = door.enter
-    page = None if metrics is None else _page(settings, metrics, door)
+    service = Service(settings, server, door, metrics, read_again)
+    page = None if metrics is None else _page(service, metrics)
     host = settings.listen.rpartition(":")[0]
     ready(f"{'grpc' if settings.tls is None else 'grpc+tls'}://{host}:{server.port}")
     _notify("READY=1")
-    _watch(server, door, signals)
+    log.info("policy %s", settings.policy_hash)
+    _watch(service, signals)
     _notify("STOPPING=1")
-    server.desk.stop()
-    server.shutdown()
+    service.server.desk.stop()
+    service.server.shutdown()
     door.close()
     if page is not None:
         page.close()
@@ -103,26 +166,38 @@ def metrics_of(settings: PartyFile) -> Metrics | None:
     return Metrics(settings.name, settings.policy(), msgspec.structs.asdict(settings.limits))
 
 
-def _page(settings: PartyFile, metrics: Metrics, door: Doorkeeper) -> MetricsPage:
-    assert settings.metrics_address is not None, "there are metrics"
-    metrics.gauge("connections", "Connections that are open.", lambda: [((), door.open)])
-    page = MetricsPage(metrics.registry, *settings.metrics_address)
-    log.info("metrics are at http://%s:%s%s", settings.metrics_address[0], page.port, PATH)
+def _page(service: Service, metrics: Metrics) -> MetricsPage:
+    address, health = service.settings.metrics_address, service.measure(metrics)
+    assert address is not None, "there are metrics"
+    page = MetricsPage(
+        metrics.registry, *address, lambda: "" if health.database()[0] else "the database does not answer"
+    )
+    log.info("metrics are at http://%s:%s%s", address[0], page.port, PATH)
     return page
 
 
-def _watch(server: FlightServer, door: Doorkeeper, signals: Signals) -> None:
-    """Look after connections and silent sessions until the end, whatever the machine runs out of."""
-    failed = ""
-    while signals.wait(CHECK) is None:
+def _watch(service: Service, signals: Signals) -> None:
+    """Look after the service until the end, whatever the machine runs out of; read its file again when asked to."""
+    failed, in_terminal = "", _has_terminal()
+    while (came := signals.wait(CHECK)) in (None, signal.SIGHUP):
+        if came is not None:
+            if in_terminal and not _has_terminal():
+                return
+            service.reload()
         try:
-            door.sweep()
-            server.desk.expire()
+            service.look_after()
             failed = ""
         except Exception as error:  # the party must not end: it is logged once, and tried again
             if failed != type(error).__name__:
                 failed = type(error).__name__
                 log.error("cannot clean up sessions now (%s); the party continues", failed)
+
+
+def _has_terminal() -> bool:
+    try:
+        return os.tcgetpgrp(0) > 0
+    except OSError:
+        return False
 
 
 def _made(folder: Path) -> Path:
@@ -131,13 +206,6 @@ def _made(folder: Path) -> Path:
     except OSError as error:
         raise ConfigError(f"state_dir: cannot make {str(folder)!r}: {error.strerror}") from error
     return folder
-
-
-def _identity(tls: TlsFiles | None) -> Callable[[], Identity] | None:
-    if tls is None:
-        return None
-    identity = Identity(tls.certificate, tls.key, tls.authorities)
-    return lambda: identity
 
 
 def _row_secret(state: Path | None) -> bytes:

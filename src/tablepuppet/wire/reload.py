@@ -1,0 +1,55 @@
+"""A party that reads its file again (SIGHUP): other callers, rules, tables and certificates, without a restart.
+
+Input: the service, and the party file as it was and as it is now. Either all of the change takes effect, or an error
+says what is wrong and everything stays as it was. Running requests end under the rules that they began with. Sessions
+over tables whose rules changed are put away: they come back from their journal, under the new rules, or are refused.
+All other sessions go on. A new certificate needs a new listener: the old one first finishes its requests.
+"""
+
+from __future__ import annotations
+
+import logging
+
+import msgspec
+
+from tablepuppet.errors import ConfigError
+from tablepuppet.party.config import PartyFile
+from tablepuppet.party.metrics import Metrics
+from tablepuppet.party.published import open_deliveries, open_published
+from tablepuppet.party.tls_files import read_tls_files
+from tablepuppet.wire.flight_server import FlightServer, ServerTls
+
+log = logging.getLogger("tablepuppet.party")
+AT_ONCE = ("allow", "tables", "peers", "deliver", "tls")  # fields that need no restart
+
+
+def reload(
+    server: FlightServer, before: PartyFile, file: PartyFile, metrics: Metrics | None = None
+) -> tuple[FlightServer, PartyFile]:
+    """The service and the settings that hold from now on; ConfigError or PartyError if nothing was changed."""
+    later = [name for name in file.__struct_fields__ if getattr(file, name) != getattr(before, name)]
+    later = [name for name in later if name not in AT_ONCE]
+    settings = msgspec.structs.replace(before, **{name: getattr(file, name) for name in AT_ONCE})
+    if (settings.tls is None) != (before.tls is None):
+        raise ConfigError("tls: it is turned on or off by a restart only")
+    tls = None if settings.tls is None else ServerTls.of(read_tls_files(settings.tls))
+    database = open_published(settings)
+    database.tables()  # a table or column that is not there is known now
+    policy = settings.policy()
+    server.desk.party.adopt(policy, database, open_deliveries(settings), None if tls is None else tls.identity)
+    if metrics is not None:
+        metrics.adopt(policy)
+    ended = server.desk.put_away(_changed(before, settings))
+    if tls != server.tls:
+        server = server.again(tls)
+    log.info("the party file was read again: policy %s; %s sessions were put away", settings.policy_hash, ended)
+    if later:
+        log.warning("the party file has changes that need a restart, and have no effect yet: %s", ", ".join(later))
+    return server, settings
+
+
+def _changed(before: PartyFile, now: PartyFile) -> frozenset[str]:
+    """The tables, in lower case, whose rules are others than before."""
+    old, new = ({name.lower(): entry for name, entry in file.tables.items()} for file in (before, now))
+    everything = (before.peers, before.deliver) != (now.peers, now.deliver)
+    return frozenset(name for name in {*old, *new} if everything or old.get(name) != new.get(name))
