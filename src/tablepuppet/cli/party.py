@@ -13,7 +13,7 @@ import typer
 from tablepuppet.cli.app import App
 from tablepuppet.cli.complaint import complain
 from tablepuppet.cli.output import JsonOption, print_json, print_text, results_console
-from tablepuppet.runs.figures import number
+from tablepuppet.runs.figures import number, seconds
 
 if TYPE_CHECKING:  # a command loads what it needs
     from collections.abc import Sequence
@@ -89,6 +89,31 @@ def serve(file: FileArgument, as_json: JsonOption = False) -> None:
         print(line, flush=True)
 
     serve_party(settings, ready, lambda: PartyFile.load(file))
+
+
+@party.command()
+def sessions(
+    file: FileArgument,
+    end: Annotated[str | None, typer.Option(help="End the session whose name begins so; it cannot be resumed.")] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Print the open sessions of a party that is being served, or end one of them."""
+    import msgspec
+
+    from tablepuppet.party.config import PartyFile
+    from tablepuppet.wire.control import ask
+
+    found = ask(PartyFile.load(file), end)
+    if as_json:
+        print_json(msgspec.to_builtins(found))
+        return
+    if end is not None:
+        print_text(f"Ended: {_counted(len(found), 'session')}.")
+    rows = [
+        [each.session, each.caller, ", ".join(each.tables), f"{each.requests:,}", seconds(each.silent)]
+        for each in found
+    ]
+    _print_table(results_console(), "", _sides("session caller tables", "requests silent"), rows)
 
 
 @party.command()

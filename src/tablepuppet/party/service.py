@@ -223,10 +223,10 @@ class Party:
         for caller, text in read:
             self._account(caller).drop(("read", text))
 
-    def reads(self, caller: str, session: str, tables: frozenset[str]) -> bool:
-        """Whether a session is over some of these tables, which are in lower case."""
+    def tables_of(self, caller: str, session: str) -> list[str]:
+        """The names of the tables that a session is over."""
         opened = self._sessions.get((caller, session), {})
-        return any(table.grant.table.lower() in tables for table in opened.values())
+        return sorted({table.grant.table for table in opened.values()})
 
     def reach_database(self) -> None:
         """PartyError unless the database can be opened now."""

@@ -56,6 +56,16 @@ class Line:
     used: float = field(default_factory=time.monotonic)
 
 
+class Session(msgspec.Struct, frozen=True):
+    """An open session, as an operator sees it."""
+
+    caller: str
+    session: str
+    tables: list[str]
+    requests: int  # that were answered
+    silent: float  # seconds since the last one
+
+
 class Desk:
     """Answers callers; computing is left to the party. ``log`` receives sessions that begin and end."""
 
@@ -377,17 +387,37 @@ class Desk:
         if known is not None:
             self.log(*key, why)
 
+    def sessions(self) -> list[Session]:
+        """The sessions that are open, the one that was silent longest first."""
+        now = time.monotonic()
+        with self._lock:
+            lines = sorted(self._lines.items(), key=lambda each: each[1].used)
+        return [
+            Session(*key, self.party.tables_of(*key), line.done + 1, round(now - line.used, 1)) for key, line in lines
+        ]
+
+    def end(self, session: str) -> list[Session]:
+        """End the sessions whose name begins so, for good; those that were ended."""
+        ended = [each for each in self.sessions() if each.session.startswith(session)]
+        for each in ended:
+            self.close((each.caller, each.session), "ended")
+        return ended
+
     def put_away(self, tables: frozenset[str]) -> int:
         """Free the sessions over some of these tables (in lower case); with a journal they come back. How many it were.
 
         Their running requests are finished first.
         """
         with self._lock:
-            lines = [(key, line) for key, line in self._lines.items() if self.party.reads(*key, tables)]
+            lines = [
+                (key, line)
+                for key, line in self._lines.items()
+                if tables.intersection(map(str.lower, self.party.tables_of(*key)))
+            ]
         for key, line in lines:
             with line.lock:
                 if self._lines.get(key) is line:
-                    self.close(key, "put away: its rules changed", forget=False)
+                    self.close(key, "put away", forget=False)
         return len(lines)
 
     def expire(self) -> None:

@@ -32,6 +32,7 @@ from tablepuppet.party.published import open_deliveries, open_published
 from tablepuppet.party.service import Party
 from tablepuppet.party.tls_files import expiry, read_tls_files
 from tablepuppet.privacy.private_file import read_private_file, write_new_file
+from tablepuppet.wire.control import Control
 from tablepuppet.wire.desk import Desk
 from tablepuppet.wire.doorkeeper import Doorkeeper
 from tablepuppet.wire.flight_server import FlightServer, ServerTls
@@ -149,7 +150,10 @@ def serve(settings: PartyFile, ready: Callable[[str], None], read_again: Callabl
     ready(f"{'grpc' if settings.tls is None else 'grpc+tls'}://{host}:{server.port}")
     _notify("READY=1")
     log.info("policy %s", settings.policy_hash)
+    control = None if settings.state_dir is None else Control(Path(settings.state_dir), lambda: service.server.desk)
     _watch(service, signals)
+    if control is not None:
+        control.close()
     _notify("STOPPING=1")
     service.server.desk.stop()
     service.server.shutdown()
