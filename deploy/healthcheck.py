@@ -1,7 +1,7 @@
 """Whether the party of a party file can work: exit code 0 if it can, 1 if not. For the container's HEALTHCHECK.
 
-If the file sets `metrics`, it asks `/healthz` there, which asks the database. Else it only connects: a certificate that could ask
-more would have to lie beside the party, and be allowed to call it.
+If the file sets `metrics`, it asks `/healthz` there, which asks the database. Else it only connects: a certificate
+that could ask more would have to lie beside the party, and be allowed to call it.
 """
 
 import socket
