@@ -21,6 +21,7 @@ from tablepuppet.errors import ConfigError, PartyError, PrivacyError, TablePuppe
 from tablepuppet.party.config import is_loopback
 from tablepuppet.party.policy import ANONYMOUS
 from tablepuppet.party.request import Request
+from tablepuppet.party.state import State
 from tablepuppet.privacy.certificates import hosts_of
 from tablepuppet.privacy.signed_keys import Identity
 from tablepuppet.wire.codec import CHUNK, decode_header, encode
@@ -97,6 +98,7 @@ class FlightServer(flight.FlightServerBase):  # type: ignore[misc]
                 f"party {desk.party.name!r}: {listen!r} can be reached from other machines, so it needs TLS; give "
                 "certificate, key and authority, or listen on 127.0.0.1"
             )
+        self.state: State | None = None  # the state folder that is locked while it serves
         scheme = "grpc" if tls is None else "grpc+tls"
         options: dict[str, Any] = {"middleware": {PROOF: _Gate()}}
         if tls is not None:
