@@ -236,8 +236,12 @@ def test_a_full_disk_leaves_the_finished_run(command: Command, monkeypatch: pyte
 
 @pytest.mark.parametrize(
     ("error", "goes_on"),
-    [(LostError("gone"), True), (UnfitError("expired"), True), (DamagedError("damaged"), False)]
-    + [(tp.PartyError("refused", limit="memory_bytes"), False)],
+    [
+        (LostError("gone"), True),
+        (UnfitError("expired"), True),
+        (DamagedError("damaged"), False),
+        (tp.PartyError("refused", limit="memory_bytes"), False),
+    ],
 )
 def test_resume_is_advised_where_it_helps(
     command: Command, monkeypatch: pytest.MonkeyPatch, error: Exception, goes_on: bool

@@ -23,6 +23,7 @@ from tablepuppet.errors import plain_text
 from tablepuppet.party.audit import AuditLog, check_log
 from tablepuppet.party.blinding_key import read_blinding_key
 from tablepuppet.party.config import PartyFile
+from tablepuppet.party.databases.sandbox import remove_spilled
 from tablepuppet.party.metrics import Metrics
 from tablepuppet.party.published import open_deliveries, open_published
 from tablepuppet.party.service import Party
@@ -90,6 +91,7 @@ def serve(settings: PartyFile, ready: Callable[[str], None]) -> None:
     """Serve until a signal asks to stop; ``ready`` receives the address once requests are answered."""
     signals = Signals(signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
     metrics = metrics_of(settings)
+    remove_spilled()
     server = start(settings, metrics)
     limits, party = settings.limits, server.desk.party
     door = Doorkeeper(
