@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import logging
 import os
 import signal
+import stat
 import subprocess
 import sys
 from collections.abc import Callable
@@ -21,6 +23,8 @@ from tablepuppet.run_folder import RunFolder
 from tablepuppet.runs import interrupts
 from tablepuppet.runs.events import Event
 from tablepuppet.runs.progress import ProgressReader
+from tablepuppet.wire.message_file import DamagedError
+from tablepuppet.wire.protocol import LostError, UnfitError
 from tests.small_job import write_job
 
 Command = Callable[..., tuple[int, str, str]]
@@ -199,6 +203,59 @@ def test_one_process_at_a_time(folder: Path) -> None:
         Run.to_train(folder / "job.toml", reader, overwrite=True)
     run.train()
     assert Run.of_folder(folder / "runs/returns", reader).evaluate(None)[0] == "test"
+
+
+def test_a_full_disk_leaves_the_finished_run(command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Wherever it is full while another run is written over it: one clear error, and the run from before as it was."""
+    assert command("train", "job.toml")[0] == 0
+    before = {path: path.read_bytes() for path in Path("runs").glob("**/*") if path.is_file()}
+    Path("job.toml").write_text(Path("job.toml").read_text().replace("l2 = 0.01", "l2 = 1.0"))
+    sync, code, times = os.fsync, 1, 0
+    while code:
+        left = times
+
+        def full(handle: int) -> None:
+            nonlocal left
+            left -= stat.S_ISREG(os.fstat(handle).st_mode)
+            if left < 0:
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            sync(handle)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "fsync", full)
+            code, _, said = command("train", "job.toml", "--overwrite")
+        if code:
+            assert "No space left on device" in said
+            assert "Traceback" not in said
+            assert {path: path.read_bytes() for path in Path("runs").glob("**/*") if path.is_file()} == before
+        times += 1
+    assert times > 5
+    after = {path: path.read_bytes() for path in Path("runs").glob("**/*") if path.is_file()}
+    assert after[Path("runs/returns/metrics.json")] != before[Path("runs/returns/metrics.json")]
+
+
+@pytest.mark.parametrize(
+    ("error", "goes_on"),
+    [
+        (LostError("gone"), True),
+        (UnfitError("expired"), True),
+        (DamagedError("damaged"), False),
+        (tp.PartyError("refused", limit="memory_bytes"), False),
+    ],
+)
+def test_resume_is_advised_where_it_helps(
+    command: Command, monkeypatch: pytest.MonkeyPatch, error: Exception, goes_on: bool
+) -> None:
+    """After an error that would come again there is nothing to resume, and nothing says so."""
+
+    def fail(_: Run) -> None:
+        raise error
+
+    monkeypatch.setattr(Run, "_train", fail)
+    monkeypatch.setattr(tp.Federation, "has_services", True)
+    said = command("train", "job.toml")[2]
+    assert ("`tablepuppet resume runs/returns` goes on from here" in said) == goes_on
+    assert Path("runs/returns/record").exists() == goes_on
 
 
 def test_a_run_that_fails_leaves_nothing(command: Command) -> None:

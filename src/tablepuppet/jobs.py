@@ -34,13 +34,14 @@ from tablepuppet.party.settings_file import read_settings
 from tablepuppet.prep.columns.dividing import check_dividing
 from tablepuppet.prep.pipelines.pipeline import DEFAULT, Pipeline
 from tablepuppet.relation import Relation, check_split
-from tablepuppet.run_folder import RunFolder
+from tablepuppet.run_folder import RunFolder, is_full
 from tablepuppet.runs import interrupts
 from tablepuppet.runs.events import Reader
 from tablepuppet.spelling import did_you_mean
 from tablepuppet.sql.plan import Plan
 from tablepuppet.wire.distance import communication_seconds
 from tablepuppet.wire.engine import try_all
+from tablepuppet.wire.protocol import LostError, UnfitError
 from tablepuppet.wire.record import Record
 
 
@@ -319,7 +320,10 @@ class Run:
             result = self._train()
         except BaseException as error:
             stopped = isinstance(error, KeyboardInterrupt) or interrupts.received() is not None
-            if not stopped and not (isinstance(error, PartyError) and self.federation.has_services):
+            goes_on = isinstance(error, LostError | UnfitError) or is_full(
+                error
+            )  # else it would end the same way again
+            if not stopped and not (goes_on and self.federation.has_services):
                 self._folder.forget()
                 raise
             self.federation.engine.keep_open = True
@@ -327,6 +331,8 @@ class Run:
             how = "goes on from here" if self.federation.has_services else "starts it again"
             way = f"`{typed('resume', self.folder)}` {how}{self._folder.way_back}"
             if not stopped:
+                if is_full(error):
+                    raise ConfigError(f"{error}; make room, then {way}") from error
                 raise PartyError(f"{error}; {way}") from error
             error.add_note(way)
             raise

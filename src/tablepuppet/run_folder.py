@@ -1,6 +1,7 @@
 """The run folder of a job: which run is in it, whether that is finished, and one process at a time that writes to it.
 
-``run.json`` says that a run is finished; it is written last. ``record`` holds a run that is under way, was stopped or
+``run.json`` says that a run is finished; it is written last. A run that replaces another is written beside it first, so
+that a full disk leaves the other as it was. ``record`` holds a run that is under way, was stopped or
 broke off: the job as it was, and what parties elsewhere have answered, labels among it, for this user only. Where
 both are, a finished run is being replaced.
 """
@@ -20,6 +21,7 @@ from typing import Any
 from tablepuppet.cli.output import plain, typed
 from tablepuppet.errors import ConfigError
 from tablepuppet.learn.store.model_folder import ModelFolder
+from tablepuppet.privacy.private_file import write_atomically
 from tablepuppet.wire.record import Record
 
 RECORD, FINISHED, SEARCHED = "record", "run.json", "search.json"
@@ -47,10 +49,14 @@ class RunFolder:
             sessions = self.record / "sessions"
             abandoned = sessions.read_text().split() if sessions.exists() else []
             shutil.rmtree(self.record, ignore_errors=True)
-            self.record.mkdir(mode=0o700)
-            shutil.copyfile(job, self.record / "job.toml")
-            base = os.path.relpath(job.parent.resolve(), self.path.resolve())
-            (self.record / FINISHED).write_text(json.dumps({"base": base}))
+            try:
+                self.record.mkdir(mode=0o700)
+                shutil.copyfile(job, self.record / "job.toml")
+                base = os.path.relpath(job.parent.resolve(), self.path.resolve())
+                write_atomically(self.record / FINISHED, json.dumps({"base": base}).encode())
+            except BaseException:
+                self.forget()
+                raise
         try:
             yield Record(self.record), abandoned
         except BaseException:
@@ -99,17 +105,22 @@ class RunFolder:
 
     def write(self, figures: Mapping[str, Any], save: Callable[[Path], None]) -> None:
         """Write what a run has come to; until all is there, it is not finished."""
+        written = {name: json.dumps(plain(value), indent=2).encode() for name, value in figures.items()}
         with self._writable():
-            (self.path / FINISHED).unlink(missing_ok=True)
-            (self.path / SEARCHED).unlink(missing_ok=True)  # a run before may have searched
-            for name, value in figures.items():
-                (self.path / name).write_text(json.dumps(plain(value), indent=2))
-        save(self.path / "model")
-        with self._writable():
-            shutil.copyfile(self.record / "job.toml", self.path / "job.toml")
-            draft = self.path / f"{FINISHED}.new"
-            shutil.copyfile(self.record / FINISHED, draft)
-            draft.replace(self.path / FINISHED)
+            written |= {name: (self.record / name).read_bytes() for name in ("job.toml", FINISHED)}  # this one last
+            try:
+                for name, content in written.items():
+                    _write(self.path / f"{name}.new", content)
+                save(self.path / "model")
+            except BaseException:
+                for name in written:
+                    with suppress(OSError):
+                        (self.path / f"{name}.new").unlink(missing_ok=True)
+                raise
+            for name in (FINISHED, SEARCHED):  # a run before may have searched
+                (self.path / name).unlink(missing_ok=True)
+            for name in written:
+                (self.path / f"{name}.new").replace(self.path / name)
 
     def forget(self) -> None:
         """Remove the record, and the folder if there is nothing else in it."""
@@ -177,6 +188,26 @@ class RunFolder:
             yield
         except OSError as error:
             raise ConfigError(
-                f"the run folder {str(self.path)!r} cannot be written ({error.strerror}); name another output in the "
-                "job file"
+                f"the run folder {str(self.path)!r} cannot be written ({error.strerror}); make room, or name another "
+                "output in the job file"
             ) from error
+
+
+def _write(path: Path, content: bytes) -> None:
+    """Write a file that its user may share, to disk."""
+    with path.open("wb") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def is_full(error: BaseException | None) -> bool:
+    """Whether something failed because a disk of this machine is full, or cannot be written now."""
+    while error is not None:
+        if isinstance(error, OSError) and error.errno in _FULL:
+            return True
+        error = error.__cause__
+    return False
+
+
+_FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EIO}

@@ -91,7 +91,9 @@ def test_another_run_is_not_mixed_with_it(tmp_path: Path) -> None:
     with pytest.raises(tp.LearnError, match=r"another run \(settings differ\)"):
         tp.linalg.lm(x, y, solver="cg", folder=tmp_path / "run")
     (tmp_path / "run" / "lm.npz").write_bytes(b"nothing")
-    with pytest.raises(tp.LearnError, match=r"lm.npz' cannot be read"):
+    with pytest.raises(
+        tp.LearnError, match=r"lm.npz', from which this program would go on, is empty or damaged: remove it"
+    ):
         tp.linalg.lm(x, y, folder=tmp_path / "run")
     (tmp_path / "file").write_text("")
     with pytest.raises(tp.LearnError, match=r"cannot be written"):

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import gzip
+import os
 import sqlite3
 import subprocess
 import sys
+import tempfile
 import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -24,7 +26,7 @@ from adbc_driver_postgresql import dbapi
 from tablepuppet.errors import ConfigError, PartyError
 from tablepuppet.party.database import POSITION, Database, Source, SourceTable
 from tablepuppet.party.databases.in_memory import InMemory
-from tablepuppet.party.databases.sandbox import sandbox
+from tablepuppet.party.databases.sandbox import remove_spilled, sandbox
 from tablepuppet.party.databases.urls import open_database
 from tablepuppet.sql.query import Comparison
 from tests import mariadb_server
@@ -895,6 +897,22 @@ def test_a_file_where_a_folder_is_needed(tmp_path: Path) -> None:
     """A folder kind pointed at a file says that it takes a folder."""
     (tmp_path / "t.parquet").write_text("x")
     assert "takes a folder" in failure(open_database("shop", f"parquet:///{tmp_path}/t.parquet").tables)
+
+
+def test_what_a_killed_process_has_spilled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is removed at the next start; a folder in use, a new one and one of another name stay."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    dead, new, other = tmp_path / "tablepuppet-spill-a", tmp_path / "tablepuppet-spill-b", tmp_path / "tablepuppet-c"
+    for each in (dead, new, other):
+        each.mkdir()
+    (dead / "rows").write_text("rows")
+    with sandbox("SET memory_limit = '81MB'") as connection:
+        [(used,)] = connection.execute("SELECT current_setting('temp_directory')").fetchall()
+        assert Path(used).parent == tmp_path
+        for each in (dead, other, Path(used)):
+            os.utime(each, (0, 0))
+        remove_spilled()
+        assert sorted(tmp_path.iterdir()) == sorted([new, other, Path(used)])
 
 
 def test_spilling() -> None:

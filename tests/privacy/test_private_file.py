@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from pathlib import Path
 
 import pytest
 
 from tablepuppet.errors import ConfigError
-from tablepuppet.privacy.private_file import read_private_file, write_atomically, write_new_file
+from tablepuppet.privacy.private_file import read_private_file, write_atomically, write_new_file, write_output_file
 
 
 @pytest.mark.parametrize("mask", [0o000, 0o022, 0o377])
@@ -104,3 +105,24 @@ def _umask() -> int:
     found = os.umask(0o077)
     os.umask(found)
     return found
+
+
+def test_a_page_is_whole_or_as_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A full disk leaves the old one and nothing beside it; a link stays a link, a pipe is written to."""
+    page, link = tmp_path / "page.html", tmp_path / "link.html"
+    write_output_file(page, b"old")
+    link.symlink_to(page)
+
+    def full(_: int) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fsync", full)
+        with pytest.raises(OSError, match="No space left"):
+            write_output_file(page, b"new")
+    assert page.read_bytes() == b"old"
+    write_output_file(link, b"new")
+    assert page.read_bytes() == b"new"
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["link.html", "page.html"]
+    assert link.is_symlink()
+    write_output_file(Path(os.devnull), b"nothing is left of it")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import signal
 import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -175,6 +176,23 @@ def test_a_run_that_loses_a_party_is_resumed(services: Services) -> None:
     assert "tablepuppet resume" in told
     resumed = run_command("resume", str(services.folder / "lost"), "--json")
     assert resumed.returncode == 0, resumed.stderr
+
+
+def test_an_analyst_without_room_resumes(services: Services) -> None:
+    """The record cannot grow: one clear error; with room again `resume` ends as an undisturbed run does."""
+    whole = run_command("train", str(write_job(services, "roomy", **SETTINGS)), "--json")
+    job = write_job(services, "full", **SETTINGS)
+    small = "import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (5000, 5000)); "
+    command = [sys.executable, "-c", small + "from tablepuppet.cli import main; main()", "train", str(job)]
+    full = subprocess.run(command, capture_output=True, text=True, timeout=240, check=False)
+    assert full.returncode == 1
+    told = " ".join(full.stderr.split())
+    assert "cannot be written (No space left on device); make room, then `" in told
+    assert "goes on from here" in told
+    assert "Traceback" not in told
+    resumed = run_command("resume", str(services.folder / "full"), "--json")
+    assert resumed.returncode == 0, resumed.stderr
+    assert json.loads(resumed.stdout)["metrics"] == json.loads(whole.stdout)["metrics"]
 
 
 @pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM])

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import resource
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from tablepuppet.errors import TablePuppetError
+from tablepuppet.errors import ConfigError, TablePuppetError
 from tablepuppet.party.request import Reply, Request, Step
 from tablepuppet.wire.record import Record
 from tablepuppet.wire.transport import Transport
@@ -60,3 +61,25 @@ def test_no_flipped_bit_is_an_answer(tmp_path: Path, bit: int) -> None:
         file.write_bytes(damaged)
         with pytest.raises(TablePuppetError, match=r"'bank.replies' is damaged"):
             run(tmp_path)
+
+
+@pytest.mark.parametrize("room", [0, 50, 300, 2000, 9000])
+def test_a_full_disk_loses_no_answer(tmp_path: Path, room: int) -> None:
+    """What was recorded is read back, what was not is asked again; nothing half written is left."""
+    most = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (room, most[1]))
+    try:
+        with pytest.raises(
+            ConfigError, match=r"the record of this run in '.*' cannot be written \((File too|No space)"
+        ):
+            run(tmp_path)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, most)
+    party = Party()
+    recorded = Record(tmp_path).of("bank", party)
+    for request in ASKED:
+        [reply] = recorded.call(request)
+        [expected] = Party().call(request)
+        np.testing.assert_array_equal(reply["image"], expected["image"])
+    assert 1 < party.asked <= len(ASKED)
+    assert run(tmp_path)[1] == 0

@@ -13,6 +13,7 @@ import typer
 from tablepuppet.cli.app import App
 from tablepuppet.cli.complaint import complain
 from tablepuppet.cli.output import JsonOption, print_json, print_text, results_console
+from tablepuppet.errors import ConfigError
 from tablepuppet.runs.figures import number, seconds
 
 if TYPE_CHECKING:  # a command loads what it needs
@@ -133,6 +134,64 @@ def budget(file: FileArgument, as_json: JsonOption = False) -> None:
         bounds = ["unbounded" if value is None else number(value) for value in (each.budget, each.left)]
         rows.append([each.table, each.caller or "(everybody)", number(each.spent), *bounds, f"{each.delta:g}"])
     _print_table(results_console(), "", sides, rows)
+
+
+StateArgument = Annotated[Path, typer.Argument(help="The backup: a file that holds secrets, for you only.")]
+
+
+@party.command()
+def backup(file: FileArgument, into: StateArgument, as_json: JsonOption = False) -> None:
+    """Copy what a party must not lose into one file: ledger, secret of rows, used limits, saved models.
+
+    The party may be served meanwhile. Requests of open runs are not in it.
+    """
+    from tablepuppet.party.state import write_backup
+
+    folder, name = _state_of(file)
+    made = write_backup(folder, name, into)
+    if as_json:
+        print_json({"party": name, "backup": str(into), "made": made.made, "files": len(made.files)})
+        return
+    print_text(f"{into}: {_counted(len(made.files), 'file')} of party {name}, as of {made.made} UTC. Keep it secret.")
+
+
+@party.command()
+def restore(
+    file: FileArgument,
+    source: StateArgument,
+    older: Annotated[
+        bool, typer.Option("--older", help="Restore it though charges would be forgotten: budget is given back.")
+    ] = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Put a backup back into the state folder of a party that is stopped.
+
+    What was charged after the backup is not in it, and could be spent again; so a backup that is older than the
+    ledger in the folder is refused.
+    """
+    from tablepuppet.party.state import restore_backup
+
+    folder, name = _state_of(file)
+    found = restore_backup(folder, name, source, older=older)
+    if as_json:
+        print_json({"party": name, "state_dir": str(folder), "made": found.made, "files": len(found.files)})
+        return
+    print_text(f"{folder}: {_counted(len(found.files), 'file')} of party {name}, as of {found.made} UTC.")
+    complain(
+        "warning: what was charged to privacy budgets after that is forgotten, and could be spent again, though it was "
+        "released; lower the budgets by it if something was",
+        "yellow",
+    )
+
+
+def _state_of(file: Path) -> tuple[Path, str]:
+    """The state folder of a party file, and the party's name."""
+    from tablepuppet.party.config import PartyFile
+
+    settings = PartyFile.load(file)
+    if settings.state_dir is None:
+        raise ConfigError(f"party file {str(file)!r}: it names no state_dir, so there is nothing to keep")
+    return Path(settings.state_dir), settings.name
 
 
 def _print_table(screen: Console, title: str, sides: dict[str, Align], rows: Sequence[Sequence[str]]) -> None:

@@ -7,6 +7,7 @@ owners first; from then on only `Federation` touches it: in this process, or by 
 from __future__ import annotations
 
 import importlib.util
+import io
 import shutil
 import sqlite3
 import tempfile
@@ -27,6 +28,7 @@ from tablepuppet.federation import Federation
 from tablepuppet.learn.learners.linear import LogisticRegression
 from tablepuppet.learn.loss.measures import Metrics
 from tablepuppet.prep.explore.describe import Description
+from tablepuppet.privacy.private_file import write_output_file
 from tablepuppet.relation import Relation
 from tablepuppet.runs.figures import metric, metric_name
 from tablepuppet.runs.table_view import TableView, aligned
@@ -278,7 +280,9 @@ def draw_curve(results: dict[str, Result], path: Path) -> None:
     )
     axes.set(xlabel="round", ylabel="log loss", title="Will a flight arrive 15 minutes late?")
     axes.legend()
-    figure.savefig(path, dpi=120)
+    drawn = io.BytesIO()
+    figure.savefig(drawn, format="png", dpi=120)
+    write_output_file(path, drawn.getvalue())
 
 
 def build_databases(folder: Path) -> None:

@@ -56,6 +56,15 @@ class Counters:
         with self._lock:
             return len(self._known(kind, caller, table))
 
+    def has_more_than(self, other: Counters) -> bool:
+        """Whether something was used here that is not known to the other."""
+        return any(
+            not set(texts) <= set(other._known(kind, caller, table))
+            for kind, callers in self._used.items()
+            for caller, tables in callers.items()
+            for table, texts in tables.items()
+        )
+
     def _known(self, kind: str, caller: str, table: str) -> list[str]:
         return self._used.get(kind, {}).get(caller, {}).get(table.lower(), [])
 

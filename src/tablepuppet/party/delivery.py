@@ -20,7 +20,7 @@ import pyarrow as pa
 from msgspec import Meta
 from numpy.typing import NDArray
 
-from tablepuppet.errors import PartyError
+from tablepuppet.errors import ConfigError, PartyError
 from tablepuppet.party.beside import columns_beside
 from tablepuppet.party.database import Database
 from tablepuppet.party.databases.delivering import replace_rows
@@ -85,7 +85,7 @@ class Deliveries:
         self.party, self.database, self.url = party, database, url
         self.targets = {name.lower(): target for name, target in targets.items()}
         self._record = None if state_dir is None else state_dir / RECORD
-        self._done = self._read()
+        self._done = [] if self._record is None else read_record(self._record)
         self._lock = threading.Lock()
 
     def check(self, table: str) -> None:
@@ -121,12 +121,6 @@ class Deliveries:
             self._remember(table.lower(), name)
         return name
 
-    def _read(self) -> list[tuple[str, str]]:
-        if self._record is None or not self._record.exists():
-            return []
-        lines = self._record.read_text(encoding="utf-8").splitlines()
-        return [(table, name) for name, _, table in (line.partition(" ") for line in lines)]
-
     def _remember(self, table: str, name: str) -> None:
         """Remember the last runs of each table, on disk where there is a folder for it."""
         mine = [each for each in self._done if each[0] == table][-REMEMBERED + 1 :]
@@ -140,3 +134,17 @@ class Deliveries:
                 f"party {self.party!r} cannot write down that predictions were delivered ({error.strerror}); its "
                 "operator must make room"
             ) from error
+
+
+def read_record(file: Path) -> list[tuple[str, str]]:
+    """(table, run) of the predictions that a file says were delivered; ConfigError if it cannot be read."""
+    try:
+        lines = file.read_text(encoding="utf-8").splitlines()
+        return [(table, name) for name, _, table in (line.partition(" ") for line in lines)]
+    except FileNotFoundError:
+        return []
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(
+            f"{str(file)!r}, which lists delivered predictions, cannot be read: restore it, or remove it, after which "
+            "a run that is asked for again is written again"
+        ) from error

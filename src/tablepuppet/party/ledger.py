@@ -90,8 +90,8 @@ class Ledger:
 
     def __init__(self, path: Path, party: str, most_releases: int | None = None):
         self.path, self.party, self._most_releases = path, party, most_releases
-        with self._transaction() as ledger:
-            self._prepare(ledger)
+        with self._transaction(os.O_CREAT) as ledger:
+            _prepare(ledger, path)
 
     def charge(
         self, table: str, caller: str, cost: Spending, budget: Budget, *, purpose: str, release: str | None = None,
@@ -177,42 +177,11 @@ class Ledger:
             rule=rule,
         )
 
-    def _prepare(self, ledger: sqlite3.Connection) -> None:
-        """Make the tables of a new file; refuse one that this version cannot add to."""
-        version = ledger.execute("PRAGMA user_version").fetchone()[0]
-        if version == 0 and not ledger.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]:
-            _execute(ledger, _SCHEMA)
-            ledger.execute("INSERT INTO orders VALUES (?)", (_blob(ORDERS),))
-            ledger.execute(f"PRAGMA user_version = {_FORMAT}")
-            return
-        if version not in range(1, _FORMAT + 1):
-            raise ConfigError(f"ledger {str(self.path)!r} was written by another version of tablepuppet: use that one")
-        if version == 1:
-            ledger.execute("ALTER TABLE totals ADD COLUMN tail REAL NOT NULL DEFAULT 0")
-        if version < _FORMAT:
-            _add_up(ledger)
-            ledger.execute(f"PRAGMA user_version = {_FORMAT}")
-        if _floats(ledger.execute("SELECT orders FROM orders").fetchone()[0]) != ORDERS:
-            raise ConfigError(f"ledger {str(self.path)!r} was written by another version of tablepuppet: use that one")
-        for table, caller in ledger.execute("SELECT table_name, caller FROM totals").fetchall():
-            self._check_total(ledger, table, caller)
-
-    def _check_total(self, ledger: sqlite3.Connection, table: str, caller: str) -> None:
-        """Refuse a total that is no number: every later charge would be free."""
-        try:
-            _total(ledger, table, caller)
-        except (PrivacyError, TypeError):
-            raise ConfigError(
-                f"ledger {str(self.path)!r}: what was spent on table {table!r} is not a finite number, so that no "
-                "budget can be held against it. Restore an older copy of the file. If there is none, take what the "
-                "table could spend as spent: publish it no more, or move the file away and lower its budget"
-            ) from None
-
     @contextmanager
-    def _transaction(self) -> Iterator[sqlite3.Connection]:
+    def _transaction(self, flags: int = 0) -> Iterator[sqlite3.Connection]:
         """All or nothing, alone among threads and processes, and forced to disk at the end."""
         try:
-            os.close(os.open(self.path, os.O_RDWR | os.O_CREAT, 0o600))
+            os.close(os.open(self.path, os.O_RDWR | flags, 0o600))
             with closing(sqlite3.connect(self.path, timeout=_WAIT, isolation_level=None)) as ledger:
                 ledger.execute("PRAGMA synchronous = EXTRA")
                 ledger.execute("BEGIN IMMEDIATE")
@@ -224,6 +193,69 @@ class Ledger:
                 f"restore the file, or make room for it",
                 limit="disk",
             ) from error
+
+
+def copy_of_ledger(path: Path) -> bytes:
+    """The content of a ledger, at one moment, also while a party charges it; ConfigError if no party can use it.
+
+    The file is not changed: a copy of it is opened as a party would.
+    """
+    try:
+        with closing(sqlite3.connect(":memory:", isolation_level=None)) as copy:
+            os.close(os.open(path, os.O_RDWR))
+            with closing(sqlite3.connect(path, timeout=_WAIT)) as ledger:
+                ledger.backup(copy)
+            if not copy.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]:
+                raise ConfigError(f"ledger {str(path)!r} is empty")
+            _prepare(copy, path)
+            return copy.serialize()
+    except OSError as error:
+        raise ConfigError(f"ledger {str(path)!r} cannot be read and written: {error.strerror}") from error
+    except sqlite3.Error as error:
+        raise ConfigError(f"ledger {str(path)!r} is damaged ({error})") from error
+
+
+def charges(content: bytes) -> dict[tuple[str, str, str], int]:
+    """How often a ledger was charged, by table, caller and purpose."""
+    with closing(sqlite3.connect(":memory:")) as ledger:
+        ledger.deserialize(content)
+        found = ledger.execute("SELECT table_name, caller, purpose, times FROM charges").fetchall()
+    return {(table, caller, purpose): times for table, caller, purpose, times in found}
+
+
+def _prepare(ledger: sqlite3.Connection, path: Path) -> None:
+    """Make the tables of a new file; refuse one that this version cannot add to."""
+    version = ledger.execute("PRAGMA user_version").fetchone()[0]
+    if version == 0 and not ledger.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]:
+        _execute(ledger, _SCHEMA)
+        ledger.execute("INSERT INTO orders VALUES (?)", (_blob(ORDERS),))
+        ledger.execute(f"PRAGMA user_version = {_FORMAT}")
+        return
+    if version not in range(1, _FORMAT + 1):
+        raise ConfigError(f"ledger {str(path)!r} was written by another version of tablepuppet: use that one")
+    if ledger.execute("PRAGMA quick_check").fetchone()[0] != "ok":
+        raise ConfigError(f"ledger {str(path)!r} is damaged")
+    if version == 1:
+        ledger.execute("ALTER TABLE totals ADD COLUMN tail REAL NOT NULL DEFAULT 0")
+    if version < _FORMAT:
+        _add_up(ledger)
+        ledger.execute(f"PRAGMA user_version = {_FORMAT}")
+    if _floats(ledger.execute("SELECT orders FROM orders").fetchone()[0]) != ORDERS:
+        raise ConfigError(f"ledger {str(path)!r} was written by another version of tablepuppet: use that one")
+    for table, caller in ledger.execute("SELECT table_name, caller FROM totals").fetchall():
+        _check_total(ledger, path, table, caller)
+
+
+def _check_total(ledger: sqlite3.Connection, path: Path, table: str, caller: str) -> None:
+    """Refuse a total that is no number: every later charge would be free."""
+    try:
+        _total(ledger, table, caller)
+    except (PrivacyError, TypeError):
+        raise ConfigError(
+            f"ledger {str(path)!r}: what was spent on table {table!r} is not a finite number, so that no "
+            "budget can be held against it. Restore an older copy of the file. If there is none, take what the "
+            "table could spend as spent: publish it no more, or move the file away and lower its budget"
+        ) from None
 
 
 _HAD = "SELECT DISTINCT caller FROM releases WHERE table_name = ? AND name = ?"

@@ -6,7 +6,6 @@ and all problems at once. It reads the database's catalog and counts rows; it sh
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -18,7 +17,6 @@ from tablepuppet.errors import ConfigError, PartyError, TablePuppetError
 from tablepuppet.party.audit import check_log
 from tablepuppet.party.blinding_key import read_blinding_key
 from tablepuppet.party.config import PartyFile, is_loopback
-from tablepuppet.party.counters import Counters
 from tablepuppet.party.database import SourceTable
 from tablepuppet.party.databases.delivering import check_database
 from tablepuppet.party.delivered_file import check_place
@@ -26,6 +24,7 @@ from tablepuppet.party.delivery import PredictionsEntry
 from tablepuppet.party.ledger import FILE, Account, Budget, Ledger
 from tablepuppet.party.policy import ANONYMOUS, ColumnRule, Embeddings, Level, Policy, Use
 from tablepuppet.party.published import SEE_MORE, open_published
+from tablepuppet.party.state import check_ledger, check_state, is_in_use
 from tablepuppet.party.tls_files import TlsFiles, read_tls_files
 from tablepuppet.sql.types import Family, family
 
@@ -107,7 +106,7 @@ def spent(path: Path) -> list[Account]:
         raise ConfigError(f"party file {str(path)!r}: it names no state_dir, so the party keeps no ledger")
     file, policy = Path(settings.state_dir) / FILE, settings.policy()
     budgets = {name: rules.budget for name in settings.tables if (rules := policy.table(name))}
-    if not file.exists():  # nothing was ever charged, and a look must not make the file
+    if not check_ledger(file.parent):  # nothing was ever charged, and a look must not make the file
         return [Account(name, "", 0.0, b.epsilon, b.epsilon, b.delta) for name, b in budgets.items()]
     ledger = Ledger(file, settings.name)
     return [account for name, budget in budgets.items() for account in ledger.accounts(name, budget)]
@@ -125,16 +124,9 @@ def _attempt(problems: list[str], check: Callable[[], Found]) -> Found | None:
 
 
 def _check_state(settings: PartyFile) -> None:
-    """The state folder, by a file that is gone again."""
+    """The state folder, as `serve` checks it."""
     if settings.state_dir is not None:
-        try:
-            with tempfile.TemporaryFile(dir=settings.state_dir):
-                pass
-        except OSError as error:
-            raise ConfigError(
-                f"state_dir: {settings.state_dir!r} is not a writable folder ({error.strerror}); make it first"
-            ) from error
-        Counters(Path(settings.state_dir))
+        check_state(Path(settings.state_dir))
 
 
 def _check_deliveries(settings: PartyFile, problems: list[str]) -> None:
@@ -206,6 +198,10 @@ def _warnings(settings: PartyFile, tables: list[TableReport]) -> list[str]:
         )
     if settings.state_dir is None:
         found.append("there is no state_dir: a restart gives every caller a new allowance of filters")
+    elif Path(settings.state_dir).is_dir() and is_in_use(Path(settings.state_dir)):
+        found.append(
+            f"a party is served with the state_dir {settings.state_dir!r} now: stop it before you start another"
+        )
     for table in tables:
         if table.rows < table.min_rows:
             found.append(f"table {table.name}: {table.rows} rows, but min_rows is {table.min_rows}: it cannot be used")

@@ -21,6 +21,7 @@ from tablepuppet.errors import ConfigError, PartyError, PrivacyError, TablePuppe
 from tablepuppet.party.config import is_loopback
 from tablepuppet.party.policy import ANONYMOUS
 from tablepuppet.party.request import Request
+from tablepuppet.party.state import State
 from tablepuppet.party.tls_files import TlsFiles
 from tablepuppet.privacy.certificates import hosts_of
 from tablepuppet.privacy.signed_keys import Identity
@@ -108,6 +109,7 @@ class FlightServer(flight.FlightServerBase):  # type: ignore[misc]
                 f"party {desk.party.name!r}: {listen!r} can be reached from other machines, so it needs TLS; give "
                 "certificate, key and authority, or listen on 127.0.0.1"
             )
+        self.state: State | None = None  # the state folder that is locked while it serves
         scheme = "grpc" if tls is None else "grpc+tls"
         options: dict[str, Any] = {"middleware": {PROOF: _Gate()}}
         if tls is not None:
@@ -131,10 +133,10 @@ class FlightServer(flight.FlightServerBase):  # type: ignore[misc]
 
         For a moment nobody listens: callers try again.
         """
-        port, enter = self.port, self.enter
+        port = self.port
         self.shutdown()
         found = FlightServer(self.desk, f"{self._host}:{port}", tls, insecure=self._insecure)
-        found.enter = enter
+        found.enter, found.state = self.enter, self.state
         return found
 
     def do_exchange(self, context: Any, descriptor: Any, reader: flight.MetadataRecordBatchReader, writer: Any) -> None:

@@ -27,7 +27,7 @@ from tablepuppet.runs import interrupts
 from tablepuppet.wire.codec import CHUNK, Encoded, decode_header, encode
 from tablepuppet.wire.flight_server import PROOF, REQUEST, frames_of
 from tablepuppet.wire.hang_up import hangs_up
-from tablepuppet.wire.protocol import BusyError, LostError, read_reply, request_message
+from tablepuppet.wire.protocol import BusyError, LostError, UnfitError, read_reply, request_message
 from tablepuppet.wire.transport import Transport
 from tablepuppet.wire.waiting import Waiting, reason
 
@@ -174,7 +174,7 @@ class FlightTransport(Transport):
             return error
         why = plain_text(reason(error), 200)
         if not _worth_repeating(error):
-            return PartyError(f"party {self.name!r} at {self.url} has no certificate that fits ({why})")
+            return UnfitError(f"party {self.name!r} at {self.url} has no certificate that fits ({why})")
         if self._tls is None and "Socket closed" in str(error):
             why += f"; if the party wants TLS, its URL is grpc+tls://{urlsplit(self.url).netloc}"
         if self._refuses_us(error):

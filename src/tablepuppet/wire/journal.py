@@ -30,6 +30,7 @@ from tablepuppet.errors import PartyError
 from tablepuppet.party.kept import file_name
 from tablepuppet.party.metrics import OTHER
 from tablepuppet.party.request import Request
+from tablepuppet.privacy.private_file import write_atomically
 from tablepuppet.wire.codec import Encoded, encode
 from tablepuppet.wire.message_file import pieces, read_message, size_of
 from tablepuppet.wire.protocol import read_request, request_message
@@ -152,8 +153,7 @@ class Journal:
         try:
             if not path.exists():
                 path.parent.mkdir(exist_ok=True, mode=0o700)
-                path.touch(0o600)
-                path.write_text(fingerprint)
+                write_atomically(path, fingerprint.encode())
             return path.read_text()
         except OSError as error:
             raise self._no_room(error) from error

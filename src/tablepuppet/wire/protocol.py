@@ -91,6 +91,10 @@ class LostError(PartyError):
     """The party does not answer; the same request may fare better later."""
 
 
+class UnfitError(PartyError):
+    """A certificate does not fit; with another one the same request may be answered."""
+
+
 class BusyError(LostError):
     """The party has as many sessions as it allows, or is stopping; try again."""
 

@@ -9,16 +9,19 @@ that it was lost is on record too.
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import os
 import secrets
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import replace
-from io import BufferedReader
+from io import BufferedReader, FileIO
 from pathlib import Path
-from typing import BinaryIO
 
-from tablepuppet.errors import LearnError
+from tablepuppet.errors import ConfigError, LearnError
 from tablepuppet.party.request import Reply, Request
+from tablepuppet.privacy.private_file import write_atomically
 from tablepuppet.wire.codec import Encoded, encode
 from tablepuppet.wire.message_file import pieces, read_message, size_of
 from tablepuppet.wire.protocol import LostError, read_reply, reply_message, request_message
@@ -32,7 +35,8 @@ class Record:
 
     def __init__(self, folder: Path):
         self.folder = folder
-        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        with write_errors(folder):
+            folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         self._sessions = folder / "sessions"
         self._known = self._sessions.read_text().split() if self._sessions.exists() else []
         self._used = 0
@@ -40,8 +44,10 @@ class Record:
     def new_session(self) -> str:
         """The name of the next session: the one on record, or a new one."""
         if self._used == len(self._known):
-            self._known.append(secrets.token_hex(16))
-            self._sessions.write_text("\n".join(self._known))
+            known = [*self._known, secrets.token_hex(16)]
+            with write_errors(self.folder):
+                write_atomically(self._sessions, "\n".join(known).encode())
+            self._known = known
         self._used += 1
         return self._known[self._used - 1]
 
@@ -57,7 +63,7 @@ class RecordedTransport(Transport):
         self._name, self._transport, self._path, self._losses = name, transport, path, losses
         self.capabilities = replace(transport.capabilities, drop_losses=self._drop_losses)
         self._reading: BufferedReader | None = path.open("rb") if path.exists() else None
-        self._writing: BinaryIO | None = None
+        self._writing: FileIO | None = None
 
     def call(self, request: Request, patience: float | None = None) -> Reply:
         """The reply on record, or one that is recorded now."""
@@ -101,11 +107,28 @@ class RecordedTransport(Transport):
         return None
 
     def _write(self, digest: bytes, reply: Encoded) -> None:
-        if self._writing is None:
-            self._writing = self._path.open("ab")
-        for piece in pieces(reply, digest):
-            self._writing.write(piece)
-        self._writing.flush()  # the end of this process loses nothing then
+        """Add a reply, whole or not at all; the end of this process loses nothing then."""
+        with write_errors(self._path.parent):
+            if self._writing is None:
+                self._writing = self._path.open("ab", buffering=0)
+            before = self._writing.seek(0, os.SEEK_END)
+            try:
+                for piece in pieces(reply, digest):
+                    if self._writing.write(piece) != len(piece):
+                        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            except OSError:
+                with suppress(OSError):
+                    self._writing.truncate(before)
+                raise
+
+
+@contextmanager
+def write_errors(folder: Path) -> Iterator[None]:
+    """Raise ConfigError instead of OSError, for a record that cannot be written."""
+    try:
+        yield
+    except OSError as error:
+        raise ConfigError(f"the record of this run in {str(folder)!r} cannot be written ({error.strerror})") from error
 
 
 def _digest(message: Encoded) -> bytes:

@@ -23,15 +23,16 @@ from pathlib import Path
 import msgspec
 from prometheus_client import disable_created_metrics
 
-from tablepuppet.errors import ConfigError, TablePuppetError, plain_text
+from tablepuppet.errors import TablePuppetError, plain_text
 from tablepuppet.party.audit import AuditLog, check_log
 from tablepuppet.party.blinding_key import read_blinding_key
 from tablepuppet.party.config import PartyFile
+from tablepuppet.party.databases.sandbox import remove_spilled
 from tablepuppet.party.metrics import Metrics
 from tablepuppet.party.published import open_deliveries, open_published
 from tablepuppet.party.service import Party
-from tablepuppet.party.tls_files import expiry, read_tls_files
-from tablepuppet.privacy.private_file import read_private_file, write_new_file
+from tablepuppet.party.state import SECRET_BYTES, SESSIONS, State
+from tablepuppet.party.tls_files import TlsFiles, expiry, read_tls_files
 from tablepuppet.wire.control import Control
 from tablepuppet.wire.desk import Desk
 from tablepuppet.wire.doorkeeper import Doorkeeper
@@ -54,9 +55,23 @@ def start(settings: PartyFile, metrics: Metrics | None = None) -> FlightServer:
     """
     key = read_blinding_key(Path(settings.blinding_key))
     tls = None if settings.tls is None else read_tls_files(settings.tls)
-    server_tls = None if tls is None else ServerTls.of(tls)
-    state = None if settings.state_dir is None else _made(Path(settings.state_dir))
     check_log(Path(settings.audit_log))
+    state = None if settings.state_dir is None else State(Path(settings.state_dir), settings.name)
+    try:
+        server = _served(settings, state, key, tls, metrics)
+    except BaseException:
+        if state is not None:
+            state.close()
+        raise
+    server.state = state
+    return server
+
+
+def _served(
+    settings: PartyFile, state: State | None, key: bytes, tls: TlsFiles | None, metrics: Metrics | None
+) -> FlightServer:
+    folder = None if state is None else state.folder
+    server_tls = None if tls is None else ServerTls.of(tls)
     database = open_published(settings)
     database.tables()  # a database that cannot be read is known now
     party = Party(
@@ -64,14 +79,14 @@ def start(settings: PartyFile, metrics: Metrics | None = None) -> FlightServer:
         database,
         key,
         settings.policy(),
-        _row_secret(state),
+        secrets.token_bytes(SECRET_BYTES) if state is None else state.row_secret,
         AuditLog(Path(settings.audit_log), metrics),
-        state,
+        folder,
         settings.limits.snapshot_ttl,
         None if server_tls is None else lambda: server_tls.identity,
         open_deliveries(settings),
     )
-    journal = None if state is None else Journal(state / "sessions", settings.name, settings.limits.journal_bytes)
+    journal = None if folder is None else Journal(folder / SESSIONS, settings.name, settings.limits.journal_bytes)
     desk = Desk(party, settings.limits, journal, partial(_log_session, metrics=metrics))
     if metrics is not None:
         party.measure(metrics)
@@ -138,6 +153,7 @@ def serve(settings: PartyFile, ready: Callable[[str], None], read_again: Callabl
     """
     signals = Signals(signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
     metrics = metrics_of(settings)
+    remove_spilled()
     server = start(settings, metrics)
     limits, party = settings.limits, server.desk.party
     door = Doorkeeper(
@@ -158,6 +174,8 @@ def serve(settings: PartyFile, ready: Callable[[str], None], read_again: Callabl
     service.server.desk.stop()
     service.server.shutdown()
     door.close()
+    if server.state is not None:
+        server.state.close()
     if page is not None:
         page.close()
 
@@ -202,24 +220,6 @@ def _has_terminal() -> bool:
         return os.tcgetpgrp(0) > 0
     except OSError:
         return False
-
-
-def _made(folder: Path) -> Path:
-    try:
-        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-    except OSError as error:
-        raise ConfigError(f"state_dir: cannot make {str(folder)!r}: {error.strerror}") from error
-    return folder
-
-
-def _row_secret(state: Path | None) -> bytes:
-    """What orders row ids: the same after a restart if there is a state folder."""
-    if state is None:
-        return secrets.token_bytes(32)
-    path = state / "row_secret"
-    if not path.exists():
-        write_new_file(path, secrets.token_bytes(32), "the secret order of rows")
-    return read_private_file(path, "the secret order of rows")
 
 
 def _log_session(caller: str, session: str, what: str, metrics: Metrics | None = None) -> None:

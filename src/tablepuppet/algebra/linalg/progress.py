@@ -15,6 +15,7 @@ import hashlib
 import json
 import os
 import zipfile
+import zlib
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -57,8 +58,10 @@ class Progress:
                 state = dict(found)
             about, plan = (json.loads(str(state.pop(name))) for name in (ABOUT, PLAN))
             cells = state.pop(CELLS)
-        except (OSError, ValueError, LookupError, zipfile.BadZipFile) as error:
-            raise LearnError(f"{str(self._file)!r} cannot be read: {type(error).__name__}; remove it") from error
+        except (OSError, EOFError, ValueError, LookupError, zipfile.BadZipFile, zlib.error) as error:
+            raise LearnError(
+                f"{str(self._file)!r}, from which this program would go on, is empty or damaged: remove it"
+            ) from error
         known = json.loads(json.dumps(self._about, default=str))
         changed = [name for name, value in known.items() if about.get(name) != value]
         if not changed and not self._has(cells):

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tablepuppet.errors import LearnError
+from tablepuppet.privacy.private_file import write_output_file
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -43,8 +44,10 @@ def check_kind(path: Path) -> None:
 
 
 def write(figure: Figure, path: Path) -> None:
-    """Write a figure; LearnError if the place cannot be written."""
+    """Write a figure, whole or not at all; LearnError if the place cannot be written."""
+    drawn = io.BytesIO()
+    figure.savefig(drawn, format=path.suffix[1:].lower(), dpi=DOTS)
     try:
-        figure.savefig(path, dpi=DOTS)
+        write_output_file(path, drawn.getvalue())
     except OSError as error:
         raise LearnError(f"{str(path)!r} cannot be written ({error.strerror})") from error

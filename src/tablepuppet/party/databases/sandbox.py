@@ -8,13 +8,15 @@ used without an error is kept for the next reading of the same files, empty: its
 from __future__ import annotations
 
 import atexit
+import fcntl
 import itertools
 import os
 import shutil
+import time
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from tempfile import mkdtemp
+from tempfile import gettempdir, mkdtemp
 from threading import Lock
 
 import duckdb
@@ -38,6 +40,8 @@ _LOCK = (
 )
 
 
+SPILLED = "tablepuppet-spill-"
+NEW = 60.0  # seconds in which a folder may not be locked yet
 SPILL = 4  # times the memory, on disk
 MOST_THREADS = 4
 MOST_IDLE = 8  # databases that are kept
@@ -50,8 +54,9 @@ class _Locked:
 
     def __init__(self, setup: Sequence[str], settings: dict[str, str | bool]):
         self.made_by = (tuple(setup), settings)
-        self._spill = mkdtemp(prefix="tablepuppet-")  # for nobody else to read
+        self._spill = mkdtemp(prefix=SPILLED)  # for nobody else to read
         self._folder = os.open(self._spill, os.O_RDONLY)  # as long as it is open, no other has its identity
+        fcntl.flock(self._folder, fcntl.LOCK_SH | fcntl.LOCK_NB)  # until the process ends, however it does
         try:
             own: dict[str, str | bool] = {"temp_directory": self._spill, "python_enable_replacements": False}
             self.connection = connect(config={**own, **settings})
@@ -86,6 +91,20 @@ class _Locked:
         if self._has_folder:
             shutil.rmtree(self._spill, ignore_errors=True)
         os.close(self._folder)
+
+
+def remove_spilled() -> None:
+    """Remove what processes of this user have spilled that were killed: rows of their tables may be in it."""
+    for path in Path(gettempdir()).glob(f"{SPILLED}*"):
+        with suppress(OSError):  # somebody else's, in use, or gone just now
+            folder = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+            try:
+                found = os.fstat(folder)
+                if found.st_uid == os.getuid() and found.st_mtime < time.time() - NEW:
+                    fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    shutil.rmtree(path, ignore_errors=True)
+            finally:
+                os.close(folder)
 
 
 class _Idle:

@@ -20,6 +20,7 @@ from tablepuppet.prep.explore.describe import Description
 from tablepuppet.prep.explore.histograms import Histogram
 from tablepuppet.prep.explore.noisy_describe import NoisyDescription
 from tablepuppet.prep.explore.statistics_promise import Spent
+from tablepuppet.privacy.private_file import write_output_file
 from tablepuppet.runs.figures import NOT_APPLICABLE, fixed
 from tablepuppet.runs.table_view import ShownAsTable, TableView
 
@@ -117,7 +118,7 @@ class Profile(ShownAsTable):
         """Write one HTML file that needs nothing else, and return its path."""
         place = Path(path).expanduser()
         try:
-            place.write_text(page(self), encoding="utf-8")
+            write_output_file(place, page(self).encode())
         except OSError as error:
             raise ConfigError(f"profile: {str(place)!r} cannot be written: {error.strerror}") from error
         return place
