@@ -170,7 +170,7 @@ def test_plain_lines_in_a_pipe(folder: Path) -> None:
     assert len(done.stderr.splitlines()) == 3
 
 
-@pytest.mark.parametrize("columns", (*WIDTHS, 200))
+@pytest.mark.parametrize("columns", [*WIDTHS, 200])
 def test_a_check_of_a_party_fits(tmp_path: Path, columns: int) -> None:
     """Long names of columns cut nothing, an empty cell is a dash, and who cannot call is not counted."""
     with duckdb.connect(str(tmp_path / "bank.duckdb")) as bank:
