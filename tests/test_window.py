@@ -11,6 +11,7 @@ from pathlib import Path
 import duckdb
 import pytest
 
+from tablepuppet.party.blinding_key import new_blinding_key
 from tests.command_line import tablepuppet
 from tests.small_job import SQL, write_job
 from tests.terminal import on_terminal
@@ -118,6 +119,7 @@ def test_a_search_ends_with_the_best_five(folder: Path, columns: int) -> None:
     assert "✓ LogisticRegression: the best of 6 settings is l2 = " in " ".join(shown.split())
     assert "stopped" not in shown
     assert "The best 5 of 6 settings, by accuracy" in shown
+    assert len(re.findall(r"│ +\d+\.\d │$", shown, re.MULTILINE)) == 5  # seconds
     figure = r"\d\.\d{4} \(constant \d\.\d{4}\)"
     assert re.search(rf"test: accuracy {figure}, AUC {figure}, log loss {figure}", " ".join(shown.split()))
     assert json.loads((folder / f"runs/{columns}" / "search.json").read_text())["metric"] == "accuracy"
@@ -166,3 +168,22 @@ def test_plain_lines_in_a_pipe(folder: Path) -> None:
     done = tablepuppet(folder, "explain", "federation.toml", SQL.replace("o.price", "o.cost"))
     assert done.returncode == 1
     assert len(done.stderr.splitlines()) == 3
+
+
+@pytest.mark.parametrize("columns", [*WIDTHS, 200])
+def test_a_check_of_a_party_fits(tmp_path: Path, columns: int) -> None:
+    """Long names of columns cut nothing, an empty cell is a dash, and who cannot call is not counted."""
+    with duckdb.connect(str(tmp_path / "bank.duckdb")) as bank:
+        bank.execute("CREATE TABLE homes AS SELECT i AS home_id, 'a' AS household_type_description FROM range(50) t(i)")
+    new_blinding_key(tmp_path / "blinding.key")
+    (tmp_path / "party.toml").write_text(
+        'name = "bank"\nlisten = "127.0.0.1:8815"\ndatabase = "duckdb:///bank.duckdb"\nallow = ["analyst"]\n'
+        'blinding_key = "blinding.key"\n[tables.homes.columns]\nhome_id = "key"\n'
+        'household_type_description = ["filter", "feature"]\n'
+    )
+    code, shown = screen(tmp_path, columns, "party", "check", "party.toml")
+    assert code == 0, shown
+    assert {"GRADIENT_SUMS,", "PARAMETERS,", "STATISTICS,", "METRICS"} <= set(words(shown))
+    assert all(line[-1] in "┓┃┩│┘" for line in shown.splitlines() if line[:1] in set("┏┃┡│└"))
+    assert re.search(r"│ home_id +│ key +│ aggregate │ - +│", shown)
+    assert "publishes 1 table to nobody" in " ".join(shown.split())

@@ -99,10 +99,19 @@ def test_epochs_and_batches_follow_the_rows(rows: int, rounds: Any, size: Any, f
 
 def test_an_objective_is_flat_when_it_hardly_falls() -> None:
     """Not in the first rounds, nor while it falls, nor when it has just risen."""
-    flat, falling, risen = Plateau(1e-4), Plateau(1e-4), Plateau(1e-4)
+    flat, falling, risen = (Plateau(1e-4, constant=2.0) for _ in range(3))
     assert [flat.is_flat(1.0) for _ in range(EARLY)] == [False] * (EARLY - 1) + [True]
     assert not any(falling.is_flat(0.99**number) for number in range(EARLY + WINDOW))
     assert not any(risen.is_flat(1.0 if number < EARLY - 1 else 2.0) for number in range(EARLY))
+
+
+def test_an_objective_of_noisy_labels_is_flat_later() -> None:
+    """A fall counts beside what was learned so far: where a constant is nearly as good, that is little."""
+    falls = [1.0 - 1e-5 * number for number in range(EARLY)]
+    learned, noisy, nothing = Plateau(1e-4, constant=2.0), Plateau(1e-4, constant=1.01), Plateau(1e-4, constant=1.0)
+    assert [learned.is_flat(fall) for fall in falls][-1]
+    assert not any(noisy.is_flat(fall) for fall in falls)
+    assert [nothing.is_flat(1.0) for _ in falls][-1]
 
 
 def additive(folder: Path, shards: int) -> tuple[tp.Relation, tp.Relation, Any]:

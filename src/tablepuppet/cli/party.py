@@ -54,11 +54,15 @@ def check(file: FileArgument, as_json: JsonOption = False) -> None:
 
 def _verdict(report: PartyReport) -> str:
     """Whether the party can start, in one line."""
+    from tablepuppet.party.policy import ANONYMOUS
+
     warned = f", {_counted(len(report.warnings), 'warning')}" if report.warnings else ""
     if report.problems:
         return f"Verdict: the party cannot start: {_counted(len(report.problems), 'error')}{warned}."
     tables = _counted(len(report.tables), "table")
-    return f"Verdict: the party can start, and publishes {tables} to {_counted(len(report.callers), 'caller')}{warned}."
+    callers = [name for name in report.callers if report.tls or name == ANONYMOUS]
+    whom = _counted(len(callers), "caller") if callers else "nobody"
+    return f"Verdict: the party can start, and publishes {tables} to {whom}{warned}."
 
 
 def _counted(number: int, noun: str) -> str:
@@ -267,7 +271,7 @@ def _grouped(columns: Sequence[ColumnReport]) -> list[list[ColumnReport]]:
 
 
 def _further(column: ColumnReport, common: Sequence[str]) -> str:
-    return ", ".join(name for name in column.releases if name not in common)
+    return ", ".join(name for name in column.releases if name not in common) or "-"
 
 
 def _rules(table: TableReport) -> list[str]:

@@ -41,17 +41,16 @@ class WideTable:
         framed = not most - FRAME < whole <= most
         parts = [list(range(len(widths)))] if whole <= most else _cut(widths, most - FRAME)
         for places in parts:
-            yield self._part([(columns[place], self._table.columns[place]) for place in places], framed=framed)
-
-    def _part(self, columns: list[tuple[Column, Column]], *, framed: bool) -> Table:
-        part = Table(*(fitted.copy() for fitted, _ in columns), show_edge=framed, pad_edge=framed)
-        for row in zip(*(column.cells for _, column in columns), strict=True):
-            part.add_row(*row)
-        return part
+            taken = sum(widths[place] for place in places) + BETWEEN * (len(places) - 1) + FRAME * framed
+            shown = _widened([columns[place] for place in places], most - taken)
+            part = Table(*shown, show_edge=framed, pad_edge=framed)
+            for row in zip(*(self._table.columns[place].cells for place in places), strict=True):
+                part.add_row(*row)
+            yield part
 
 
 def _fitted(column: Column, console: Console, options: ConsoleOptions) -> Column:
-    """The column with the least width that it needs, which is its width unless it is wrapped.
+    """The column with the least width that it needs, and with the most if it is wrapped.
 
     Cells are one line each unless they are long; the words of a header may be below each other.
     """
@@ -62,7 +61,20 @@ def _fitted(column: Column, console: Console, options: ConsoleOptions) -> Column
     needed = max((cell.minimum for cell in cells), default=0) if is_long else longest
     header = Measurement.get(console, unbounded, column.header).minimum
     found.min_width = max(header, needed, NARROW if is_long else 0)
-    found.width = None if is_long else found.min_width
+    found.max_width = max(longest, found.min_width) if is_long else found.min_width
+    return found
+
+
+def _widened(columns: list[Column], spare: int) -> list[Column]:
+    """Columns with their widths: wrapped ones share what is left of a line, by how much more each could use.
+
+    rich would first make long columns alike, and then a line longer than the screen if one of them is a single word.
+    """
+    found = [column.copy() for column in columns]
+    wanted = [(column.max_width or 0) - (column.min_width or 0) for column in found]
+    share = min(1.0, max(spare, 0) / max(sum(wanted), 1))
+    for column, more in zip(found, wanted, strict=True):
+        column.width = (column.min_width or 0) + int(share * more)
     return found
 
 

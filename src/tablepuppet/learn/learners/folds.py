@@ -28,8 +28,8 @@ from tablepuppet.operators.dealing import dealt, dealt_to_groups
 from tablepuppet.prep.columns.dividing import classes_of, groups_of, times_of
 from tablepuppet.relation import Relation
 from tablepuppet.runs.events import one_run
-from tablepuppet.runs.figures import is_metric, metric, metric_name, metrics_line, shown
-from tablepuppet.runs.table_view import Align, TableResult, TableView
+from tablepuppet.runs.figures import fixed, is_metric, metric, metric_name, metrics_line, shown
+from tablepuppet.runs.table_view import TableResult, TableView, side
 from tablepuppet.spelling import names_checked, unknown_key
 from tablepuppet.sql.query import OutputColumn
 from tablepuppet.wire.in_step import own_clock
@@ -72,7 +72,7 @@ class Results(TableResult):
 
     def table_view(self) -> TableView:
         """One row per record."""
-        sides: dict[str, Align] = {metric_name(name): "right" for name in self.column_names}
+        sides = {metric_name(name): side([row[name] for row in self._rows]) for name in self.column_names}
         rows = [[_cell(name, value) for name, value in row.items()] for row in self._rows]
         known = metrics_line({name: value for name, value in self.constant.items() if self._has(name)})
         return TableView(f"{self._title}; a constant has {known}" if known else self._title, sides, rows)
@@ -82,6 +82,8 @@ class Results(TableResult):
 
 
 def _cell(name: str, value: Any) -> str:
+    if name == "seconds":
+        return fixed(value, 1)
     return metric(name, value) if is_metric(name) else shown(value)
 
 

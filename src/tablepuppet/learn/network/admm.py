@@ -228,7 +228,7 @@ def descend_by_sharing(
     loss.evaluate()
     rule, sharing = SharingResidual(loss, len(model.tables), auto_rho(loss, rho, AUTO_RHO)), ThetaUpdates(model, inner)
     rule.begin()
-    last, flat_rounds, converged, plateau = np.inf, 0, False, Plateau(tol)
+    last, flat_rounds, converged, plateau = np.inf, 0, False, Plateau(tol, loss.constant_value() / loss.rows.joined)
     for number in range(1, rounds + 1):
         total = loss.rows.total(lambda block: np.atleast_1d(block[RESIDUAL].sum(axis=0)))
         intercept = intercept - total / rule.rho

@@ -164,7 +164,7 @@ def descend_full_batch(
     """
     batch = FullBatch(model, loss.best_constant())
     model.predict(batch.intercept)
-    value, converged, plateau = loss.evaluate(), False, Plateau(tol)
+    value, converged, plateau = loss.evaluate(), False, Plateau(tol, loss.constant_value() / loss.rows.joined)
     for number in range(1, rounds + 1):
         trials = TRIALS if replies is None else min(TRIALS, replies - batch.asked - MOST_OF_A_ROUND + 1)
         if trials < 1 and number == 1:

@@ -2,6 +2,9 @@
 
 Networks often have a plateau in their first rounds, so this is not checked before round `EARLY`. Solvers themselves
 handle single rounds with almost no gain.
+
+What counts is how much the network has learned, not the objective alone: where labels are mostly noise, nearly all of
+the objective stays whatever is learned, and a small share of it may be much of what there is to learn.
 """
 
 from __future__ import annotations
@@ -12,6 +15,7 @@ from typing import Any
 EARLY = 100
 WINDOW = 10  # rounds
 STRICT = 1e-6  # share of the objective that counts as no change
+LEARNED = 3  # times what was learned so far is what a share counts of, if that is less than the objective
 FLAT = 0.01  # share of the objective: mini-batch training has converged if its last quarter of epochs gained less
 
 
@@ -28,10 +32,13 @@ def ended_flat(history: Sequence[Mapping[str, Any]], epochs: int) -> bool:
 
 
 class Plateau:
-    """Records the objective of every round; it is flat if it falls by less than the share ``tol`` per round."""
+    """Records the objective of every round; it is flat if it falls by less than the share ``tol`` per round.
 
-    def __init__(self, tol: float):
-        self.tol, self.strict = tol, min(tol, STRICT)
+    A share of the objective, or of `LEARNED` times how far it is below the loss of a ``constant``: whichever is less.
+    """
+
+    def __init__(self, tol: float, constant: float):
+        self.tol, self.strict, self.constant = tol, min(tol, STRICT), constant
         self._best: list[float] = []
 
     def is_flat(self, objective: float) -> bool:
@@ -39,5 +46,7 @@ class Plateau:
         self._best.append(min([objective, *self._best[-1:]]))
         if len(self._best) < max(EARLY, WINDOW + 1):
             return False
-        allowed = WINDOW * self.tol * abs(self._best[-1])
+        size = abs(self._best[-1])
+        learned = LEARNED * (self.constant - self._best[-1])
+        allowed = WINDOW * max(self.tol * min(size, learned), self.strict * size)
         return self._best[-1 - WINDOW] - self._best[-1] <= allowed and objective - self._best[-1] <= allowed
