@@ -175,6 +175,36 @@ def test_likely_mistakes_are_warnings(tmp_path: Path) -> None:
     assert "table cards, column secret: a private column can be neither a label nor a feature" in warnings
 
 
+def test_what_may_not_be_meant_is_a_warning(tmp_path: Path) -> None:
+    """A policy that allows more than it seems to is told of, each with its table, column or file."""
+    new_key(tmp_path)
+    (tmp_path / "state").mkdir(mode=0o700)
+    table = (
+        "min_rows = 0\nmatrix = true\nbudget = { epsilon = 1.0, require_dp = false }\n"
+        'deliver = ["east", "west", "north"]'
+    )
+    columns = 'card = "key"\nregion = "key"\nfraud = ["label", "feature"]\ncredit = ["label", "id"]'
+    file = write_file(tmp_path, table=table, columns=columns, top='state_dir = "state"')
+    file.chmod(0o644)
+    warned = inspect(file).warnings
+    assert warned[0].startswith("table cards: its budget binds nothing")
+    for text in (
+        "table cards: min_rows = 0",
+        "table cards: matrix = true",
+        "table cards: deliver names 3 parties",
+        "column fraud: it is a label, whose values are released row by row, and also feature",
+        "column credit: it is a label, whose values are released row by row, and also id",
+        "column region: a key with ",
+        f"{str(file)!r}: every user of this machine can read it",
+    ):
+        assert any(text in each for each in warned), text
+    assert not any("column card: a key with" in each for each in warned)
+    write_file(tmp_path, table="budget = { epsilon = 1.0 }", columns='card = "key"', top='state_dir = "state"').chmod(
+        0o600
+    )
+    assert not any("chmod" in each or "binds nothing" in each for each in inspect(file).warnings)
+
+
 def budget(folder: Path, *options: str, fresh: bool = False) -> subprocess.CompletedProcess[str]:
     """What was spent, by a process of its own."""
     return tablepuppet(folder, "party", "budget", "party.toml", *options, fresh=fresh)

@@ -85,12 +85,12 @@ def test_demo_with_parties(small: Path) -> None:
 
 
 def test_parties_of_the_demo_are_checked(small: Path) -> None:
-    """Its party files are good ones: nothing to warn of, and no column is told as it is but for the label."""
+    """Its party files are good ones: airports are few keys, and no column is told as it is but for the label."""
     write_party_files(small / "demo" / "services")
     for name in OWNERS:
-        (small / "demo/services" / name / "state").mkdir()
+        (small / "demo/services" / name / "state").mkdir(mode=0o700)
         found = inspect(small / "demo/services" / name / "party.toml")
-        assert (found.problems, found.warnings) == ([], [])
+        assert (found.problems, [each for each in found.warnings if ": a key with " not in each]) == ([], [])
         columns = [column for table in found.tables for column in table.columns]
         assert {column.level for column in columns} == {"aggregate"}
         assert [column.name for column in columns if "LABELS" in column.releases] == ["arr_delay"] * (name == "airline")

@@ -116,7 +116,7 @@ def test_no_ledger_is_charged_more_than_was_planned(tmp_path: Path, case: str) -
     and not much less, so that the check refuses little that would have been allowed.
     """
     sql, label, kind, settings, privacy, columns = CASES[case]
-    world = World(tmp_path, Budget(epsilon=1e6, delta=1e-4), columns)
+    world = World(tmp_path, Budget(epsilon=1e6, delta=1e-4, require_dp=False), columns)
     relation = world.federation().sql(sql, label=label)
     learner = kind(privacy=tp.Privacy(**privacy), **settings)
     noisy = "prediction_epsilon" in privacy
@@ -144,7 +144,7 @@ def test_what_a_plan_cannot_know_is_a_warning(tmp_path: Path) -> None:
         planning = job.check(learner, world.federation().plan(SQL, "y").plan)
         return " ".join(_planned(planning, learner.privacy, lambda text: None, here=False).warnings)
 
-    world = World(tmp_path, Budget(epsilon=1.6))
+    world = World(tmp_path, Budget(epsilon=1.6, require_dp=False))
     labels = tp.LinearRegression(privacy=tp.Privacy(label_epsilon=1.5, label_bounds=(-4.0, 4.0)))
     assert "only if labels cost nothing" not in warnings(world, labels)
     labels.fit(world.federation().sql(SQL, label="y"))
@@ -160,7 +160,7 @@ def test_rounds_that_parties_do_not_allow_are_not_counted(tmp_path: Path) -> Non
     """Where a limit leaves fewer rounds than usual, the plan has these, and so has the fit; a job that names more is
     refused by its plan as by the fit.
     """
-    world = World(tmp_path, Budget(epsilon=1e6, delta=1e-4), rounds=24)
+    world = World(tmp_path, Budget(epsilon=1e6, delta=1e-4, require_dp=False), rounds=24)
     learner, plan = tp.LinearRegression(privacy=tp.Privacy(**FEATURES)), world.federation().plan(SQL, "y").plan
     assert learner.privacy is not None
     found = job.check(learner, plan).fit(learner.privacy)
@@ -185,7 +185,10 @@ def refusal(learner: Learner, relation: Relation) -> str:
 @pytest.mark.parametrize("who", ["epsilon", "epsilon_per_caller"])
 def test_a_fit_that_does_not_fit_spends_nothing(tmp_path: Path, who: str) -> None:
     """One error names party, table, what is left, what is needed and an epsilon that fits; nothing is spent."""
-    world = World(tmp_path, Budget(epsilon=1.0) if who == "epsilon" else Budget(epsilon_per_caller=1.0))
+    world = World(
+        tmp_path,
+        Budget(epsilon=1.0, require_dp=False) if who == "epsilon" else Budget(epsilon_per_caller=1.0, require_dp=False),
+    )
     relation = world.federation().sql(SQL, label="y")
     told = refusal(tp.LinearRegression(privacy=tp.Privacy(**BOTH)), relation)
     for party, table in (("shop", "visits"), ("east", "cards"), ("west", "cards")):
@@ -203,7 +206,7 @@ def test_a_fit_that_does_not_fit_spends_nothing(tmp_path: Path, who: str) -> Non
 
 def test_what_was_spent_since_the_query_counts(tmp_path: Path) -> None:
     """The budget is asked for anew at each fit, also over one relation, and by another caller."""
-    world = World(tmp_path, Budget(epsilon=2.5))
+    world = World(tmp_path, Budget(epsilon=2.5, require_dp=False))
     privacy = tp.Privacy(label_epsilon=1.5, label_bounds=(-4.0, 4.0))
     mine, other = (world.federation(caller).sql(SQL, label="y") for caller in ("analyst", "auditor"))
     tp.LinearRegression(privacy=privacy).fit(mine)
@@ -220,7 +223,7 @@ def test_labels_that_were_told_before_cost_nothing(tmp_path: Path) -> None:
     """Neither their caller nor another one is refused labels that are paid for; when their column has changed they are
     charged, and nothing else is charged that would not fit beside them.
     """
-    world = World(tmp_path, Budget(epsilon=1.6))
+    world = World(tmp_path, Budget(epsilon=1.6, require_dp=False))
     privacy = tp.Privacy(label_epsilon=1.5, label_bounds=(-4.0, 4.0))
     for caller in ("analyst", "analyst", "auditor"):
         tp.LinearRegression(privacy=privacy).fit(world.federation(caller).sql(SQL, label="y"))
@@ -235,14 +238,17 @@ def test_labels_that_were_told_before_cost_nothing(tmp_path: Path) -> None:
     changed = visits.set_column(4, "y", pa.array(visits["y"].to_numpy() + 1))
     pq.write_table(changed, tmp_path / "shop" / "visits.parquet")
     before = world.spent()
-    told = refusal(tp.LinearRegression(privacy=both), World(tmp_path, Budget(epsilon=1.6)).federation().sql(SQL, "y"))
+    told = refusal(
+        tp.LinearRegression(privacy=both),
+        World(tmp_path, Budget(epsilon=1.6, require_dp=False)).federation().sql(SQL, "y"),
+    )
     assert "would spend" in told  # the party's own words: the labels were asked for first
     assert world.spent() == before
 
 
 def test_train_counts_its_measurements(tmp_path: Path) -> None:
     """A job is refused before a party reads if the fit fits, but the predictions that it is measured by do not."""
-    world = World(tmp_path, Budget(epsilon=1e6, delta=1e-4))
+    world = World(tmp_path, Budget(epsilon=1e6, delta=1e-4, require_dp=False))
     learner = tp.LinearRegression(privacy=tp.Privacy(**BOTH))
     relation = world.federation().sql(SQL, label="y")
     most = max(cost.epsilon(1e-4) for cost in planned(learner, relation).costs(labels=False).values())
@@ -251,11 +257,11 @@ def test_train_counts_its_measurements(tmp_path: Path) -> None:
         f'federation = "federation.toml"\nsql = "{SQL}"\nlabel = "y"\noutput = "run"\n[learner]\n'
         'kind = "LinearRegression"\n[learner.privacy]\nfeature_epsilon = 4\nprediction_epsilon = 2\ndelta = 1e-4\n'
     )
-    tight = World(tmp_path, Budget(epsilon=most * 1.05, delta=1e-4))
+    tight = World(tmp_path, Budget(epsilon=most * 1.05, delta=1e-4, require_dp=False))
     tp.LinearRegression(privacy=tp.Privacy(**BOTH)).fit(tight.federation().sql(SQL, label="y"))
     for state in tmp_path.glob("*-state/*.sqlite"):
         state.unlink()
-    tight = World(tmp_path, Budget(epsilon=most * 1.05, delta=1e-4))
+    tight = World(tmp_path, Budget(epsilon=most * 1.05, delta=1e-4, require_dp=False))
     run = Run.to_train(tmp_path / "job.toml", lambda event: None)
     run.federation.engine = tight.federation().engine
     with pytest.raises(tp.PrivacyError, match="So the fit and 2 predictions after it would be refused"):
@@ -267,12 +273,12 @@ def test_train_counts_its_measurements(tmp_path: Path) -> None:
 def test_a_caller_sees_its_own_spending_and_the_sum(tmp_path: Path) -> None:
     """With a budget for each caller only, nothing of others is in the catalog; a common budget tells their sum."""
     privacy = tp.Privacy(label_epsilon=1.0, label_bounds=(-4.0, 4.0))
-    world = World(tmp_path, Budget(epsilon_per_caller=3.0))
+    world = World(tmp_path, Budget(epsilon_per_caller=3.0, require_dp=False))
     tp.LinearRegression(privacy=privacy).fit(world.federation("analyst").sql(SQL, label="y"))
     (own,) = funds_of(world.federation("analyst").plan(SQL, "y").plan)["shop", "visits"]
     (other,) = funds_of(world.federation("auditor").plan(SQL, "y").plan)["shop", "visits"]
     assert (own.left, len(own.labels), other.left, other.labels) == (2.0, 1, 3.0, ())
-    common = World(tmp_path, Budget(epsilon=3.0))
+    common = World(tmp_path, Budget(epsilon=3.0, require_dp=False))
     (both,) = funds_of(common.federation("auditor").plan(SQL, "y").plan)["shop", "visits"]
     assert (both.whose, both.left) == ("all", 2.0)
     assert re.search(r"visits +.? *shop +.? *3,000 +.? *2 ", str(common.federation("auditor").catalog()))

@@ -87,11 +87,24 @@ def test_ops_without_noise_are_refused(file: Path) -> None:
 
 
 def test_a_table_that_demands_nothing_tells_as_before(tmp_path: Path) -> None:
-    """A budget alone bounds what is spent on noise; it does not forbid ops without noise."""
+    """A budget that says `require_dp = false` bounds what is spent on noise; it does not forbid ops without noise."""
     (tmp_path / "state").mkdir()
-    file = write_file(tmp_path, table="budget = { epsilon = 2.0 }", top=STATE)
+    file = write_file(tmp_path, table="budget = { epsilon = 2.0, require_dp = false }", top=STATE)
     model = tp.LogisticRegression(rounds=2).fit(federation(open_party(file)).sql(SQL, label="fraud"))
     assert len(model.history_) == 2
+
+
+@pytest.mark.parametrize("bound", ["epsilon", "epsilon_per_caller"])
+def test_a_budget_demands_noise(tmp_path: Path, bound: str) -> None:
+    """A bound would bind nothing if ops without noise, which are not counted, were allowed beside it."""
+    (tmp_path / "state").mkdir()
+    file = write_file(tmp_path, table=f"budget = {{ {bound} = 2.0 }}", top=STATE)
+    relation = federation(open_party(file)).sql(SQL, label="fraud")
+    with pytest.raises(tp.PrivacyError, match="policy rule require_dp"):
+        tp.LogisticRegression(rounds=2).fit(relation)
+    rules = PartyFile.load(write_file(tmp_path, table="budget = { delta = 1e-8 }")).policy().table("cards")
+    assert rules is not None
+    assert rules.budget.require_dp is False  # nothing is bounded
 
 
 @pytest.mark.parametrize(

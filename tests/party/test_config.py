@@ -265,3 +265,18 @@ def test_where_metrics_are(tmp_path: Path) -> None:
         (tmp_path / "party.toml").write_text(f"{SMALL}{line}\n{TABLE}")
         found.append(PartyFile.load(tmp_path / "party.toml").metrics_address)
     assert found == [None, ("127.0.0.1", 9464), ("0.0.0.0", 9464), ("::1", 9464)]
+
+
+def test_every_typo_is_told(tmp_path: Path) -> None:
+    """Unknown fields, wrong values and contradictions are listed all at once, each with its place."""
+    text = SMALL.replace('listen = "', 'lisen = 3\nlisten = "') + "insecur = true\naudit_log = 5\n" + TABLE
+    (tmp_path / "party.toml").write_text(text + '\n[tables.others]\nmin_row = 3\nmin_group = "x"\ncolumns.a = "key"\n')
+    with pytest.raises(tp.ConfigError) as caught:
+        PartyFile.load(tmp_path / "party.toml")
+    for place in ("5 mistakes", "'lisen'", "'insecur'", "audit_log: ", "tables.others: unknown field 'min_row'",
+                  "tables.others: min_group: "):  # fmt: skip
+        assert place in str(caught.value)
+    columns = '[tables.others]\ncolumns.a = "kye"\ncolumns.b = { uses = ["label"], level = "secret" }\n'
+    (tmp_path / "party.toml").write_text(SMALL.replace('name = "', 'name = "a b') + TABLE + "\n" + columns)
+    with pytest.raises(tp.ConfigError, match=r"(?s)3 mistakes:.*name: .*columns\.a\.uses: 'kye'.*columns\.b\.level"):
+        PartyFile.load(tmp_path / "party.toml")

@@ -157,8 +157,8 @@ def many_releases(calls: Watched) -> None:
 
 
 @scene("ledger_releases", "ledger_releases = 1")
-@scene("epsilon", "", "budget = { epsilon = 0.3 }")
-@scene("epsilon_per_caller", "", "budget = { epsilon_per_caller = 0.3 }")
+@scene("epsilon", "", "budget = { epsilon = 0.3, require_dp = false }")
+@scene("epsilon_per_caller", "", "budget = { epsilon_per_caller = 0.3, require_dp = false }")
 def many_labels(calls: Watched) -> None:
     calls.open(sql="SELECT credit, fraud FROM cards")
     calls.run(ENCODED[0])
@@ -284,7 +284,7 @@ def test_a_limit_that_runs_out_is_counted(tmp_path: Path, name: str) -> None:
 
 def test_what_is_counted(tmp_path: Path) -> None:
     """Requests, bytes and seconds by words of this package; gauges by callers of the policy."""
-    calls = Watched(tmp_path, table="budget = { epsilon = 2.0, epsilon_per_caller = 1.0 }")
+    calls = Watched(tmp_path, table="budget = { epsilon = 2.0, epsilon_per_caller = 1.0, require_dp = false }")
     calls.encoded()
     calls.run(APPLY)
     with pytest.raises(tp.PartyError):

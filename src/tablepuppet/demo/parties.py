@@ -112,6 +112,7 @@ def write_party_files(folder: Path) -> None:
         (folder / name).mkdir()
         text = PARTY_FILE.format(name=name, database=database, analyst=ANALYST, tables=tables)
         (folder / name / "party.toml").write_text(text)
+        (folder / name / "party.toml").chmod(0o600)
 
 
 @contextmanager

@@ -11,7 +11,7 @@ import hashlib
 import ipaddress
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Any
 from urllib.parse import quote
@@ -22,10 +22,9 @@ from msgspec import Meta
 from tablepuppet.errors import ConfigError
 from tablepuppet.party.databases.urls import anchored
 from tablepuppet.party.delivery import PredictionsEntry
-from tablepuppet.party.ledger import Budget
 from tablepuppet.party.limits import CallerLimits, Positive, Seconds
 from tablepuppet.party.policy import Policy
-from tablepuppet.party.settings_file import as_settings, read_toml
+from tablepuppet.party.settings_file import as_settings, listed, mistakes, read_toml
 from tablepuppet.party.table_entry import TableEntry
 from tablepuppet.privacy.secure_sum import FEWEST
 
@@ -106,7 +105,9 @@ class PartyFile(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_only
         raw = read_toml(file, "party file")
         try:
             found = _decoded(raw)
-            _check(found)
+            problems = list(_problems(found))
+            if problems:
+                raise ConfigError(listed(problems))
             return _absolute(found, file.absolute().parent, environment)
         except (msgspec.ValidationError, ConfigError) as error:
             raise ConfigError(f"party file {str(file)!r}: {error}") from error
@@ -145,44 +146,54 @@ class PartyFile(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_only
 
 
 def _decoded(raw: dict[str, Any]) -> PartyFile:
-    """What the file says as settings; tables one by one, so that an error can name its table."""
-    tables: Any = raw.get("tables", {})
-    if isinstance(tables, dict):
-        raw["tables"] = {name: _named(f"tables.{name}", table) for name, table in tables.items()}
+    """What the file says as settings; ConfigError with all that is wrong, each with its place, tables one by one."""
+    tables: Any = raw.setdefault("tables", {})
+    by_name = tables if isinstance(tables, dict) else {}
+    found = mistakes(raw | {"tables": {}} if by_name else raw, PartyFile)
+    for name, table in by_name.items():
+        found += [f"tables.{name}: {text}" for text in mistakes(table, TableEntry)]
+    if found:
+        raise ConfigError(listed(found))
     return as_settings(raw, PartyFile)
 
 
-def _named(where: str, table: Any) -> TableEntry:
-    try:
-        return as_settings(table, TableEntry)
-    except msgspec.ValidationError as error:
-        raise ConfigError(f"{where}: {error}") from error
-
-
-def _check(settings: PartyFile) -> None:
+def _problems(settings: PartyFile) -> Iterator[str]:
+    """What contradicts itself, or cannot be meant."""
     if not _NAME.fullmatch(settings.name):
-        raise ConfigError(f"name: {settings.name!r} must be of letters, digits, _ and -, so that SQL can say it")
+        yield f"name: {settings.name!r} must be of letters, digits, _ and -, so that SQL can say it"
     if not _is_address(settings.listen):
-        raise ConfigError(f"listen: {settings.listen!r} must be host:port, such as 0.0.0.0:8815 or [::1]:8815")
-    _check_metrics(settings)
+        yield f"listen: {settings.listen!r} must be host:port, such as 0.0.0.0:8815 or [::1]:8815"
+    else:
+        yield from _address_problems(settings)
+    if not settings.tables:
+        yield "tables: none is published; name at least one as [tables.NAME]"
+    if len({name.lower() for name in settings.tables}) < len(settings.tables):
+        yield "tables: two have the same name except for case, which SQL ignores; rename one"
+    for name, table in settings.tables.items():
+        for stranger in sorted(set(table.allow or ()) - set(settings.allow)):
+            yield f"tables.{name}.allow: {stranger!r} is not in the party's own allow list"
+        yield from table.problems(name)
+        if table.predictions is not None and (problem := table.predictions.problem):
+            yield f"tables.{name}.predictions.{problem}"
+        if table.secure_sum and (settings.tls is None or len(set(settings.peers) - {settings.name}) < FEWEST - 1):
+            yield f"tables.{name}.secure_sum: name [tls] files, and {FEWEST - 1} or more other parties under peers"
+        if (table.budget.require_dp or table.budget.is_bounded) and settings.state_dir is None:
+            yield f"tables.{name}.budget: name a state_dir too: what was spent must outlive a restart"
+
+
+def _address_problems(settings: PartyFile) -> Iterator[str]:
     if settings.tls is None and not settings.insecure and not is_loopback(settings.address[0]):
-        raise ConfigError(
+        yield (
             "tls: without certificates a party listens on this machine only; name them under [tls], listen at "
             "127.0.0.1, or say insecure = true if the network is safe by other means"
         )
-    if not settings.tables:
-        raise ConfigError("tables: none is published; name at least one as [tables.NAME]")
-    if len({name.lower() for name in settings.tables}) < len(settings.tables):
-        raise ConfigError("tables: two have the same name except for case, which SQL ignores; rename one")
-    for name, table in settings.tables.items():
-        strange = sorted(set(table.allow or ()) - set(settings.allow))
-        if strange:
-            raise ConfigError(f"tables.{name}.allow: {strange[0]!r} is not in the party's own allow list")
-        table.rule(name, settings.deliver)
-        if table.predictions is not None and (problem := table.predictions.problem):
-            raise ConfigError(f"tables.{name}.predictions.{problem}")
-        _check_secure_sum(name, table, settings)
-        _check_budget(name, table.budget, settings.state_dir)
+    given = settings.metrics
+    if given is None:
+        return
+    if not (_is_address(given) if isinstance(given, str) else 0 <= given < 1 << 16):
+        yield f"metrics: {given!r} must be a port or host:port, such as 9464 or 127.0.0.1:9464"
+    elif settings.metrics_address is not None and settings.metrics_address[1] == settings.address[1] != 0:
+        yield "metrics: they need a port of their own, not the one of listen"
 
 
 def _is_address(text: str) -> bool:
@@ -193,30 +204,6 @@ def _is_address(text: str) -> bool:
 def _host_and_port(text: str) -> tuple[str, int]:
     host, _, port = text.rpartition(":")
     return host.strip("[]"), int(port)
-
-
-def _check_metrics(settings: PartyFile) -> None:
-    given = settings.metrics
-    if given is None:
-        return
-    if not (_is_address(given) if isinstance(given, str) else 0 <= given < 1 << 16):
-        raise ConfigError(f"metrics: {given!r} must be a port or host:port, such as 9464 or 127.0.0.1:9464")
-    assert settings.metrics_address is not None, "it is given"
-    if settings.metrics_address[1] == settings.address[1] != 0:
-        raise ConfigError("metrics: they need a port of their own, not the one of listen")
-
-
-def _check_secure_sum(name: str, table: TableEntry, settings: PartyFile) -> None:
-    if table.secure_sum and (settings.tls is None or len(set(settings.peers) - {settings.name}) < FEWEST - 1):
-        raise ConfigError(
-            f"tables.{name}.secure_sum: name [tls] files, and {FEWEST - 1} or more other parties under peers"
-        )
-
-
-def _check_budget(name: str, budget: Budget, state_dir: str | None) -> None:
-    binds = budget.require_dp or budget.epsilon is not None or budget.epsilon_per_caller is not None
-    if binds and state_dir is None:
-        raise ConfigError(f"tables.{name}.budget: name a state_dir too: what was spent must outlive a restart")
 
 
 def is_loopback(host: str) -> bool:

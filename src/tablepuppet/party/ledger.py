@@ -70,8 +70,22 @@ class Budget(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_only=Tr
     ] = 1e-6
     epsilon_per_caller: Annotated[Epsilon | None, Meta(description="what each caller may spend of it")] = None
     require_dp: Annotated[
-        bool, Meta(description="refuse every relation whose releases of this table are not all noised")
-    ] = False
+        bool | None,
+        Meta(
+            description="refuse every relation whose releases of this table are not all noised; if absent, `true` "
+            "where an epsilon is set"
+        ),
+    ] = None
+
+    def __post_init__(self) -> None:
+        """A bound that binds nothing is no default: what has no noise is not counted."""
+        if self.require_dp is None:
+            msgspec.structs.force_setattr(self, "require_dp", self.is_bounded)
+
+    @property
+    def is_bounded(self) -> bool:
+        """Whether there is a bound on what may be spent."""
+        return self.epsilon is not None or self.epsilon_per_caller is not None
 
 
 class Account(msgspec.Struct, frozen=True):

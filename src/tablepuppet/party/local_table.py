@@ -222,7 +222,7 @@ class LocalTable:
     @property
     def must_hide(self) -> bool:
         """Whether the policy demands noise on all releases: then the caller cannot choose to go without."""
-        return self.grant.rules.budget.require_dp
+        return bool(self.grant.rules.budget.require_dp)
 
     def null_rows(self, outputs: Iterable[str], view: str) -> NDArray[np.bool_]:
         """Which rows of a relation are null records: every cell that the outputs are computed from is NULL.

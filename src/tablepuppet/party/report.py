@@ -22,6 +22,7 @@ from tablepuppet.party.databases.delivering import check_database
 from tablepuppet.party.delivered_file import check_place
 from tablepuppet.party.delivery import PredictionsEntry
 from tablepuppet.party.ledger import FILE, Account, Budget, Ledger
+from tablepuppet.party.lint import lint
 from tablepuppet.party.policy import ANONYMOUS, ColumnRule, Embeddings, Level, Policy, Use
 from tablepuppet.party.published import SEE_MORE, open_published
 from tablepuppet.party.state import check_ledger, check_state, is_in_use
@@ -95,7 +96,11 @@ def inspect(path: Path) -> PartyReport:
         sorted(settings.allow),
         tables,
         problems,
-        [*_strangers(settings, certificate), *_warnings(settings, tables)],
+        [
+            *lint(path, settings, open_published(settings), found),
+            *_strangers(settings, certificate),
+            *_warnings(settings, tables),
+        ],
     )
 
 

@@ -261,7 +261,7 @@ class Party:
         rule_of = {name: rules.column(name) for name in table.columns}
         public = tuple(name for name, rule in rule_of.items() if rule is not None and rule.level is Level.PUBLIC)
         known = {name: rule for name, rule in rule_of.items() if rule is not None and rule.level is not Level.PRIVATE}
-        require_dp = rules.budget.require_dp
+        require_dp = bool(rules.budget.require_dp)
         return Shard(
             party=self.name,
             name=table.name,
@@ -369,7 +369,7 @@ class Party:
 
     def _demands_noise(self, scan: Scan) -> bool:
         rules = self._guard.policy.table(scan.table)
-        return rules is not None and rules.budget.require_dp
+        return rules is not None and bool(rules.budget.require_dp)
 
     def _whole(self, scan: Scan) -> Snapshot:
         """What a scan reads now; it stays at the party."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Literal, TypeVar, get_args, get_origin
 
@@ -44,25 +44,42 @@ def read_settings(path: Path, what: str, kind: type[Settings]) -> Settings:
 
 def as_settings(raw: Any, kind: type[Settings]) -> Settings:
     """What a file says as settings; msgspec.ValidationError if it is none."""
-    for place, known in _unknown(raw, kind, ""):
-        _, _, name = place.rpartition(".")
-        raise msgspec.ValidationError(f"unknown field {place!r}{did_you_mean(name, known)}")
-    try:
-        return msgspec.convert(raw, kind)
-    except msgspec.ValidationError as error:
-        place, text = _wrong(raw, kind) or ("", str(error))
-        raise msgspec.ValidationError(f"{place.rstrip('.')}: {text}" if place else text) from None
+    found = mistakes(raw, kind)
+    if found:
+        raise msgspec.ValidationError(listed(found))
+    return msgspec.convert(raw, kind)
 
 
-def _wrong(raw: Any, kind: Any, place: str = "") -> tuple[str, str] | None:
-    """The innermost field that is wrong, by its place, and what is wrong with it, in words; None if nothing is."""
+def mistakes(raw: Any, kind: Any, place: str = "") -> list[str]:
+    """Every unknown field and every wrong value of what a file says, each with its place."""
+    found = []
+    for where, known in _unknown(raw, kind, place):
+        found.append(f"unknown field {where!r}{did_you_mean(where.rpartition('.')[2], known)}")
+    wrong = list(_wrong(_known(raw, kind), kind, place))
+    return found + [f"{where.rstrip('.')}: {text}" if where else text for where, text in wrong]
+
+
+def listed(problems: Sequence[str]) -> str:
+    """Problems as one text: one as it is, several as a list."""
+    if len(problems) == 1:
+        return problems[0]
+    return f"{len(problems)} mistakes:" + "".join(f"\n  - {text}" for text in problems)
+
+
+def _wrong(raw: Any, kind: Any, place: str) -> Iterator[tuple[str, str]]:
+    """The innermost fields that are wrong, by their places, and what is wrong with each, in words."""
     try:
         msgspec.convert(raw, kind)
     except msgspec.ValidationError as error:
         known = _fields(raw, kind)
-        inner = (_wrong(raw[name], known[name], f"{place}{name}.") for name in known if name in raw)
-        return next(filter(None, inner), None) or (place, _in_words(str(error), kind))
-    return None
+        inner = [each for name in known if name in raw for each in _wrong(raw[name], known[name], f"{place}{name}.")]
+        yield from inner or [(place, _in_words(str(error), kind))]
+
+
+def _known(raw: Any, kind: Any) -> Any:
+    """What a file says without the fields that no type of settings has."""
+    known = _fields(raw, kind)
+    return {name: _known(raw[name], known[name]) for name in raw if name in known} if known else raw
 
 
 def _unknown(raw: Any, kind: Any, place: str) -> Iterator[tuple[str, list[str]]]:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -95,6 +96,15 @@ class TableEntry(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_onl
         place = self.predictions and self.predictions.anchored(folder)
         return msgspec.structs.replace(self, predictions=place)
 
+    def problems(self, name: str) -> list[str]:
+        """Everything in which the entry contradicts itself, column by column."""
+        checks: list[Callable[[], object]] = [
+            partial(_column_rule, f"tables.{name}.columns.{column}", entry) for column, entry in self.columns.items()
+        ]
+        found = [str(error) for error in map(_error, checks) if error is not None]
+        whole = None if found else _error(lambda: self.rule(name, ()))
+        return found if whole is None else [str(whole)]
+
     def rule(self, name: str, deliver: tuple[str, ...]) -> TableRule:
         """The rule for a table of this name; ConfigError if the entry contradicts itself."""
         if not self.columns:
@@ -117,6 +127,14 @@ class TableEntry(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_onl
             label_means=self.label_means,
             embeddings=self.embeddings,
         )
+
+
+def _error(check: Callable[[], object]) -> ConfigError | None:
+    try:
+        check()
+    except ConfigError as error:
+        return error
+    return None
 
 
 def _key(where: str, text: str, columns: Mapping[str, ColumnRule]) -> str:
