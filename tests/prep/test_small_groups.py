@@ -9,13 +9,16 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import pytest
 from numpy.typing import NDArray
 
 from benchmarks.fuzz.worlds import LEAST, World, pooling
+from tablepuppet.party.blind import blind
 from tablepuppet.party.policy import ColumnRule, Level, Policy, TableRule, Use
 from tablepuppet.party.spec import Linear
 from tablepuppet.prep.columns.ordered import image
+from tablepuppet.prep.encode.specs import Cut, Hashed, Lookup, Outside, Product
 from tablepuppet.prep.explore.cells import NEXT_NONE
 
 NONE = np.zeros((0, 16), np.uint8)
@@ -205,3 +208,41 @@ def test_sums_over_rows_to_predict(tmp_path: Path, learned: bool) -> None:
         found[value] = grams, sorted(np.asarray(image_["image"]).ravel().tolist())
     assert found[7.0][0] == found[70.0][0] == found[None][0]
     assert (found[7.0][1] == found[70.0][1]) == learned
+
+
+def sums(party: World, wanted: str, steps: list[Any], digests: NDArray[np.uint8] = NONE) -> list[list[float]]:
+    """Sums and counts of a column after steps over the numbers x, s, z and the categories t."""
+    given = {"blinding": "b", "columns": ["x", "s", "z"], "categories": [("t", "text")], "wanted": [wanted]}
+    reply = ask(party, "prep.sums", **given, steps=steps, digests0=digests)
+    return [np.nan_to_num(reply["sums"]).ravel().tolist(), reply["weights"].tolist()]
+
+
+def test_products_lookups_and_hashes(tmp_path: Path) -> None:
+    """Flags that enough rows have, but only one row has both of them: their product with an income, a lookup or hash of
+    a category of few rows, bins, and categories that a caller lists, tell nothing of that row.
+    """
+    flags = [Outside("s", 0.0, 1.0, "f"), Outside("z", 0.0, 1.0, "g"), Product(("f", "g"), "fg")]
+    chains: dict[str, list[Any]] = {
+        "income": [*flags, Product(("fg", "x"), "income")],
+        "fg": flags,
+        "x": [Cut("x", [0.0, 500.0, 1000.0]), Lookup("x", [0.0, 1.0], None, None)],
+        "t": [Hashed("t", 1000)],
+    }
+    told = []
+    for income, word in ((900.0, "rare"), (700.0, "seldom")):
+        cells: dict[str, list[Any]] = {"id": list(range(40)), "d": [None] * 40, "y": [None] * 40}
+        cells |= {"s": [2.0] * 10 + [0.5] * 30, "z": [0] * 9 + [5] * 10 + [0] * 21, "t": [word] + ["often"] * 39}
+        cells["x"] = [*range(9), income, *range(10, 40)]
+        party = world(tmp_path / word, cells, AGGREGATE)
+        column = pa.chunked_array([pa.array(["often", "rare"])])
+        listed = blind([column], ["text"], party.table.category_key("b", "t")).digests
+        found = {name: sums(party, name, steps) for name, steps in chains.items()}
+        told.append(
+            (found, sums(party, "t", [], listed), sums(party, "t", [Lookup("t", [1.0, 5.0], 0.0, 0.0)], listed))
+        )
+        assert found["fg"][0][:2] == found["income"][0][:2] == [40.0, 0.0]
+        one = {"means": np.zeros(0), "scales": np.zeros(0), "learned": False, "digests0": listed}
+        ask(party, "encode.build", encoding="b", columns=[], categories=[("t", "text")], **one)
+        counts = np.diag(ask(party, "matrix.gram", encoding="b", joined_rows=1)["gram"])
+        assert sorted(np.abs(counts).tolist()) == [0.0, 39.0]
+    assert told[0] == told[1]
