@@ -1,9 +1,10 @@
 """``python -m benchmarks.fuzz --minutes 60 --seed 0``: ask parties what a hostile analyst would, and count the answers.
 
-A third of the sessions are with tables that demand noise, each in two neighbouring worlds: nothing but the noisy values
-may differ. A third are with tables that demand nothing: there may be no error but those of `errors.py`, no value in
-one, and no reply or memory without bound. A third are with tables that pool small groups: no statistic may depend on
-them. Ends with exit code 1 at the first finding, with the seed that repeats it.
+A quarter of the sessions are with tables that demand noise, each in two neighbouring worlds: nothing but the noisy
+values may differ. A quarter are with tables that demand nothing: there may be no error but those of `errors.py`, no
+value in one, and no reply or memory without bound. A quarter are with tables that pool small groups: no statistic may
+depend on them; and a quarter with such tables in which a few rows share values, or lie far from others.
+Ends with exit code 1 at the first finding, with the seed that repeats it.
 """
 
 from __future__ import annotations
@@ -16,13 +17,14 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from tablepuppet.party.ops import REGISTRY, Op
-from tablepuppet.party.policy import Policy
+from tablepuppet.party.policy import ColumnRule, Level, Policy, TableRule, Use
 
 from .arguments import Maker, Shapes
 from .worlds import (
@@ -35,6 +37,7 @@ from .worlds import (
     World,
     difference,
     few_cells,
+    few_together,
     neighbour,
     pooling,
     prepare,
@@ -125,6 +128,25 @@ def run_pooled(folder: Path, seed: int, counts: Counter[tuple[str, str]], reques
         _compare(op.name, given, seen, False, counts)
 
 
+def run_together(folder: Path, seed: int, counts: Counter[tuple[str, str]]) -> None:
+    """Crosstabs and cells of two tables that differ only in which few rows are together; `FoundError` if they tell."""
+    rng = np.random.default_rng([seed, 4])
+    rules = {name: ColumnRule(Use.FEATURE, Level.AGGREGATE) for name in (*FEATURES, *LABELS)}
+    policy = Policy(others=replace(pooling(rng).others or TableRule(), columns={**rules, "id": ColumnRule(Use.KEY)}))
+    outputs = {name: name for name in rules}
+    worlds = [World(folder / str(n), cells, policy, outputs) for n, cells in enumerate(few_together(rng))]
+    none = np.zeros((0, 16), np.uint8)
+    pair = {"columns": ["t", "y"], "families": ["text", "text"], "blinding": "b", "most": 9}
+    bucket = {"columns": ["x"], "places": np.zeros(1, np.int32), "depth": 0, "prefixes": np.zeros(1, np.uint64)}
+    for world in worlds:
+        assert world.open().error is None
+        used = {"view": "v", "chosen": None, "counts": np.ones(world.rows, np.int64)}
+        assert world.ask("rows.use", used).error is None
+    crosstab = pair | {"first_pool": none, "second_pool": none}
+    for op, given in (("statistics.crosstab", crosstab), ("statistics.buckets", bucket)):
+        _compare(op, given, [world.ask(op, {"view": "v", **given}) for world in worlds], False, counts)
+
+
 def _any(rng: np.random.Generator) -> Any:
     return _ops()[int(rng.integers(len(REGISTRY)))]
 
@@ -159,7 +181,7 @@ def _check(op: str, given: dict[str, Any], seen: Seen, counts: Counter[tuple[str
         raise FoundError(f"op {op!r}: a reply of {size_of(seen.reply):,} bytes; arguments {given!r:.2000}")
 
 
-KINDS = (run_private, run_open, run_pooled)  # of sessions
+KINDS = (run_private, run_open, run_pooled, run_together)  # of sessions
 
 
 def fuzz(

@@ -144,6 +144,21 @@ def few_cells(rng: np.random.Generator) -> list[dict[str, list[Any]]]:
     return [{name: cells[:rows] for name, cells in (full | each).items()} for each in (told, rare)]
 
 
+def few_together(rng: np.random.Generator) -> list[dict[str, list[Any]]]:
+    """Two tables whose columns are alike, but not which few rows have the values of both t and y, nor where in x a few
+    rows lie that are far from all others.
+    """
+    half, few = int(rng.integers(2 * LEAST, 4 * LEAST)), int(rng.integers(1, FEW + 1))
+    near = rng.uniform(0.0, 2.0, 2 * half - few).tolist()
+    found = []
+    for both in rng.choice(np.arange(1, FEW + 1), 2, replace=False).tolist():
+        far = rng.choice([3.0, 1e3, 1e9, 1e300]) * rng.uniform(1.0, 1.5, few)
+        cells: dict[str, list[Any]] = {name: [None] * (2 * half) for name in TYPES} | {"id": list(range(2 * half))}
+        cells |= {"t": ["a"] * half + [None] * half, "x": [*near, *far.tolist()]}
+        found.append(cells | {"y": [None] * (half - both) + ["b"] * half + [None] * both})
+    return found
+
+
 def pooling(rng: np.random.Generator) -> Policy:
     """Everything is allowed of groups that have enough rows; levels are drawn."""
     uses = {"id": Use.KEY, **dict.fromkeys(FEATURES, Use.FEATURE), **dict.fromkeys(LABELS, Use.LABEL)}

@@ -24,6 +24,7 @@ from tablepuppet.party.local_table import LocalTable
 from tablepuppet.party.ops import REGISTRY
 from tablepuppet.party.policy import Policy
 from tablepuppet.party.spec import Linear
+from tablepuppet.prep.explore import crosstab
 from tablepuppet.privacy.accountant import Spending
 
 SESSIONS = int(os.environ.get("TABLEPUPPET_FUZZ_SESSIONS", "14"))
@@ -123,6 +124,19 @@ def test_statistics_of_small_groups_are_found(monkeypatch: pytest.MonkeyPatch, f
     monkeypatch.setattr(fuzzing, "pooling", lambda _: Policy(others=replace(rules, min_group=0)))
     with pytest.raises(fuzzing.FoundError, match=rf"{forgetful}.*neighbours differ"):
         fuzzing.fuzz(SEED, sessions=SESSIONS, kinds=[fuzzing.run_pooled])
+
+
+@pytest.mark.parametrize("least", [worlds.LEAST, 0])
+def test_few_rows_together_are_found(monkeypatch: pytest.MonkeyPatch, least: int) -> None:
+    """Sessions that compare few rows with the values of two columns, or far from others, find what tells of them."""
+    rules = worlds.pooling(np.random.default_rng(SEED)).others
+    assert rules is not None
+    monkeypatch.setattr(fuzzing, "pooling", lambda _: Policy(others=replace(rules, min_group=least)))
+    if least:
+        fuzzing.fuzz(SEED, sessions=10, kinds=[fuzzing.run_together])
+        monkeypatch.setattr(crosstab, "are_enough", lambda *_: True)
+    with pytest.raises(fuzzing.FoundError, match="neighbours differ"):
+        fuzzing.fuzz(SEED, sessions=10, kinds=[fuzzing.run_together])
 
 
 @pytest.mark.parametrize("theta", [1e-320, 1e-168, 1e-100, 1.0, 1e100])
@@ -274,7 +288,7 @@ def test_a_model_without_noise_is_not_told(tmp_path: Path) -> None:
 def test_counts_of_a_run_are_told() -> None:
     """A fuzzing run says how often each op answered and was refused."""
     counts: Counter[tuple[str, str]] = fuzzing.fuzz(SEED, sessions=1)
-    assert counts["sessions", "run"] == 3
+    assert counts["sessions", "run"] == 4
     assert counts["rows.use", "answered"] >= 4
 
 

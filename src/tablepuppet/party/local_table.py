@@ -111,6 +111,7 @@ class LocalTable:
     _read_beside: Callable[[Sequence[str]], pa.Table]  # other columns, for the snapshot's rows; see beside.py
     deliveries: Deliveries  # predictions that the party takes home
     is_repeat: bool = False  # the request was answered before: what it did outside of the session is done
+    is_by_row: bool = True  # whatever the op that runs releases is one row's each
     _place: Place = field(default=(0, -1), init=False)  # of the op that runs
     _releases: int = field(default=0, init=False)  # with noise, of this op so far
     _reached: Reached | None = field(default=None, init=False)  # by the op that runs; None: none does

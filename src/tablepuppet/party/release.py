@@ -35,3 +35,7 @@ class Release(Flag):
     def label(self) -> str:
         """The name in traffic figures, logs and documents."""
         return "|".join(self.names)
+
+
+BY_ROW = Release.PREDICTIONS | Release.EMBEDDINGS | Release.VALUES
+"""Numbers of one row each; all other kinds are of several rows, or of what is kept of them."""

@@ -38,7 +38,7 @@ from tablepuppet.party.openings import Openings
 from tablepuppet.party.ops import Op, Values, find_op
 from tablepuppet.party.origins import Origin, Reached
 from tablepuppet.party.policy import Level, Policy, TableRule, Use
-from tablepuppet.party.release import Release
+from tablepuppet.party.release import BY_ROW, Release
 from tablepuppet.party.release_log import ReleaseLog, Unlogged
 from tablepuppet.party.request import Reply, Request
 from tablepuppet.party.secure_ops import answered
@@ -444,7 +444,7 @@ class Party:
             table = self.table(session, alias, caller)
             entry.tables = [table.grant.table]
             self._guard.run(caller, session, found, table.grant, arguments, bound=table.secure.is_bound)
-            table.is_repeat = outcome == "restored"
+            table.is_repeat, table.is_by_row = outcome == "restored", not found.releases & ~BY_ROW
             with table.running(partial(self._allow, caller, session, found, arguments, entry), place):
                 values = answered(found, table, arguments)
             table.measure()

@@ -289,11 +289,14 @@ class EncodedShard:
     """What ``encode.build`` keeps at a party: encoded rows, the rows they are, and whether they may get noise.
 
     ``private`` ones are of any numbers, none further than `FARTHEST` from the mean, and null records are all zeros.
+    Rows to predict are encoded each by itself; ``summed`` are the same rows for ops that release sums over them, or
+    keep something of them: as statistics have them, without what ``min_group`` hides.
     """
 
     data: SealedTable
     view: RelationRows
     private: bool
+    summed: SealedTable | None = None  # as ``data``
 
 
 @op(
@@ -341,11 +344,17 @@ def build(
     )
     codes = tuple(np.empty(0, np.int32) for _ in shapes.coded)
     empty = EncodedTable(np.empty((0, len(shapes.numbers))), codes, tuple(shapes.coded.values()), lists)
-    compute = partial(_rows_of, frame, shapes, steps, means, scales, named, empty)
-    data = SealedTable(rows, empty, compute, table.snapshot.look)
+
+    def encoded_in(frame: Frame) -> SealedTable:
+        compute = partial(_rows_of, frame, shapes, steps, means, scales, named, empty)
+        return SealedTable(rows, empty, compute, table.snapshot.look)
+
+    data = encoded_in(frame)
     if not private:
         data.open()
-    table.state[f"{view}/{encoding}"] = EncodedShard(data, table.view(view), private)
+    is_hidden = not (private or learned) and table.grant.rules.min_group > 1
+    summed = encoded_in(replace(frame, learned=True)) if is_hidden else None
+    table.state[f"{view}/{encoding}"] = EncodedShard(data, table.view(view), private, summed)
     return {}
 
 
@@ -382,7 +391,8 @@ def encoded(table: LocalTable, view: str, encoding: str) -> EncodedTable:
 
 def sealed(table: LocalTable, view: str, encoding: str) -> SealedTable:
     """The same for an op that needs their sizes only."""
-    return _encoded(table, view, encoding).data
+    found = _encoded(table, view, encoding)
+    return found.data if found.summed is None or table.is_by_row else found.summed
 
 
 def encoded_for_noise(table: LocalTable, view: str, encoding: str) -> SealedTable:

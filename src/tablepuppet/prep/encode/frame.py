@@ -43,8 +43,9 @@ class Frame:
     """Columns by name, read when a step or a caller needs them.
 
     ``learned``: statistics are taken of these rows, or a model learns from them. Both see the same columns, in which
-    there is nothing that the policy's ``min_group`` hides from statistics: numbers that fewer rows have are missing,
-    and a flag that fewer rows have, or lack, is the same everywhere. Rows to predict are as they are, each by itself.
+    there is nothing that the policy's ``min_group`` hides from statistics: numbers that fewer rows have are missing, a
+    code that fewer rows have is none, and a flag, product or lookup by which fewer rows differ from all others is the
+    same everywhere. Rows to predict are as they are, each by itself.
     """
 
     table: LocalTable
@@ -75,7 +76,7 @@ class Frame:
         family, known = self.categories[name]
         blinded = blind([self.table.column(name, self.view)], [family], self.table.category_key(self.blinding, name))
         codes = np.append(codes_of(blinded.digests, known), np.int32(-1))[blinded.codes]
-        return CodedColumn(codes, blinded.codes == len(blinded.digests), blinded)
+        return self._of_groups(CodedColumn(codes, blinded.codes == len(blinded.digests), blinded))
 
     def missing(self, name: str) -> Mask:
         """Which rows have no value in a column, of numbers or of codes."""
@@ -85,8 +86,35 @@ class Frame:
         """Whether a column has codes now, else numbers."""
         return isinstance(self._changed[name], CodedColumn) if name in self._changed else name in self.categories
 
-    def put(self, name: str, column: AnyColumn) -> None:
-        """Change or add a column."""
+    def _of_groups(self, column: CodedColumn) -> CodedColumn:
+        """The same; where statistics are taken, a code that few rows have is none, whoever listed it."""
+        if not self.learned or not len(column.codes):
+            return column
+        firsts, grant = self.table.view(self.view).firsts, self.table.grant
+        kept = grant.is_group(np.bincount(column.codes[firsts & (column.codes >= 0)], minlength=column.codes.max() + 1))
+        if kept.all():
+            return column
+        found = np.append(np.where(kept, np.arange(len(kept)), -1), -1).astype(np.int32)  # the code -1 finds the last
+        return replace(column, codes=found[column.codes])
+
+    def _varied(self, column: NumberColumn) -> NumberColumn:
+        """The same; if few rows differ from all others, the others' number everywhere: of a product of flags, zero."""
+        rows = np.flatnonzero(column.present & self.table.view(self.view).firsts)
+        if not self.learned or not len(rows):
+            return column
+        values = column.values[rows]
+        usual = np.partition(values, len(values) // 2)[len(values) // 2]
+        others = int(np.count_nonzero(values != usual))
+        if self.table.grant.is_group(others):
+            return column
+        return replace(column, values=np.full_like(column.values, usual))
+
+    def put(self, name: str, column: AnyColumn, is_linear: bool = False) -> None:
+        """Change or add a column; ``is_linear``: sums of it follow from those of the column before."""
+        if isinstance(column, CodedColumn):
+            column = self._of_groups(column)
+        elif not is_linear:
+            column = self._varied(column)
         if self.learned and isinstance(column, NumberColumn):
             is_filled = column.present.all() and not self.is_coded(name)  # then no row differs by having a number
             column = column if is_filled else replace(column, present=shown(self.table, self.view, column.present))

@@ -99,7 +99,7 @@ def run(steps: Sequence[StepSpec], frame: Frame) -> None:
         if isinstance(step, Drop):
             frame.drop(step.column)
         else:
-            frame.put(step.writes, step.run(frame))
+            frame.put(step.writes, step.run(frame), step.linear)
 
 
 def _check_folds(steps: Sequence[StepSpec], frame: Frame) -> None:

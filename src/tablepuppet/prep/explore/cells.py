@@ -2,8 +2,10 @@
 
 Input: a column of a shard, with how often each row is joined. Output: cells, which the op in distribution.py releases.
 
-If the column is not public, every released cell has at least `least` distinct base rows: smaller buckets are pooled
-with their neighbours. The cells of one column over the same rows form a tree, in which each node is the sum of its
+If the column is not public, every released cell has at least `least` distinct base rows. Words are halved, and halved
+again, at places that are the same for all columns. A half with fewer rows is no cell: its rows are counted in the other
+half, wherever they are. So the ends of cells follow from halves with enough rows, and never show where a lonely row is,
+the lowest or the highest. The cells of one column over the same rows form a tree, in which each node is the sum of its
 children. So no number of answers reveals anything smaller than a cell.
 """
 
@@ -34,23 +36,15 @@ Cells = NDArray[np.void]
 
 
 @dataclass(frozen=True)
-class _Edge:
-    """Rows at one end of a run that are too few for a cell of their own."""
-
-    rows: int = 0
-    weight: float = 0.0
-
-
-@dataclass(frozen=True)
 class _Run:
-    """Neighbouring buckets that are released as one cell; at most one of them, ``heavy``, may be refined."""
+    """Neighbouring buckets that are released as one cell; if it is a single one, ``heavy``, that may be refined."""
 
     low: int
     high: int
     weight: float
     heavy: Bucket | None = None
-    left: _Edge = _Edge()  # what the run has below its heavy bucket, and above it
-    right: _Edge = _Edge()
+    left: float = 0.0  # weight of rows below the cell that are counted in it, being too few for one of their own
+    right: float = 0.0  # and above it
 
     @property
     def next(self) -> int:
@@ -124,30 +118,39 @@ class ColumnWords:
     def _cut(self, run: _Run) -> list[_Run]:
         """The runs into which the heavy bucket of a run is divided, left to right; first and last get its edges."""
         assert run.heavy is not None
-        assert self.least is not None
         chosen = run.heavy.chosen(self.words)
         bytes_ = run.heavy.children(self.words[chosen])
-        weights = self._sums(bytes_, chosen, FAN)
-        rows = np.bincount(bytes_[self.firsts[chosen]], minlength=FAN)
-        found: list[_Run] = []
-        low, before, heavy = run.low if run.left.rows else None, run.left, None
-        left, high = _Edge(), run.low
-        for byte in np.flatnonzero(weights).tolist():
-            child = run.heavy.child(byte)
-            low = child.low if low is None else low
-            if rows[byte] >= self.least:
-                heavy, left = child, before
-            before = _Edge(before.rows + int(rows[byte]), before.weight + float(weights[byte]))
-            high = child.high
-            if before.rows >= self.least:
-                found.append(_Run(low, high, before.weight, heavy, left))
-                low, before, heavy, left = None, _Edge(), None, _Edge()
-        rest = _Edge(before.rows + run.right.rows, before.weight + run.right.weight)
-        if rest.weight:  # too few rows for a cell of their own: part of the last one, as the run has enough
-            last = found.pop()
-            high = run.high if run.right.rows else high
-            found.append(_Run(last.low, high, last.weight + rest.weight, last.heavy, last.left, rest))
-        return found
+        weights = np.append(0.0, np.cumsum(self._sums(bytes_, chosen, FAN)))
+        rows = np.append(0, np.cumsum(np.bincount(bytes_[self.firsts[chosen]], minlength=FAN)))
+        return self._halves(run, rows, weights, 0, FAN, run.left, run.right)
+
+    def _halves(
+        self, run: _Run, rows: NDArray[np.int64], weights: NDArray[np.float64], start: int, stop: int,
+        left: float, right: float,
+    ) -> list[_Run]:  # fmt: skip
+        """The runs of a part of a bucket's children, which has enough rows. ``rows`` and ``weights`` are of those
+        before each child; ``left`` and ``right`` weigh the rows beside the part that are counted in it.
+        """
+        assert run.heavy is not None
+        assert self.least is not None
+        if stop - start == 1:
+            child = run.heavy.child(start)
+            return [
+                _Run(child.low, child.high, float(weights[stop] - weights[start]) + left + right, child, left, right)
+            ]
+        middle = (start + stop) // 2
+        first, second = rows[middle] - rows[start] >= self.least, rows[stop] - rows[middle] >= self.least
+        if first and second:
+            below = self._halves(run, rows, weights, start, middle, left, 0.0)
+            return below + self._halves(run, rows, weights, middle, stop, 0.0, right)
+        if first:
+            rest = float(weights[stop] - weights[middle])
+            return self._halves(run, rows, weights, start, middle, left, right + rest)
+        if second:
+            rest = float(weights[middle] - weights[start])
+            return self._halves(run, rows, weights, middle, stop, left + rest, right)
+        low, high = run.heavy.child(start).low, run.heavy.child(stop - 1).high
+        return [_Run(low, high, float(weights[stop] - weights[start]) + left + right)]
 
 
 def _cells(*columns: NDArray[Any]) -> Cells:

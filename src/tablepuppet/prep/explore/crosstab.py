@@ -1,9 +1,9 @@
 """`relation.crosstab()`: counts of joined rows by the categories of two columns, and how strongly the two depend.
 
 For columns of one table, the party counts under digests, and pools categories so that no cell has fewer base rows than
-its policy's ``min_group`` (pooled.py). If shards pool different categories, a second trip asks all of them for the same
-ones. For columns of two tables, both are sent as one small number per base row (sent_columns.py), and the coordinator
-counts and pools.
+its policy's ``min_group`` (pooled.py). Where no pooling can do that, it counts as if no row had both values. If shards
+pool different categories, a second trip asks all of them for the same ones. For columns of two tables, both are sent as
+one small number per base row (sent_columns.py), and the coordinator counts and pools.
 """
 
 from __future__ import annotations
@@ -35,6 +35,7 @@ from tablepuppet.prep.explore.pooled import (
     Lines,
     Most,
     among,
+    are_enough,
     check_number,
     different_rows,
     distinct,
@@ -92,13 +93,15 @@ def count_cells(
     sizes = [len(each.digests) for each in found]
     reply: Values = {"first_count": sizes[0], "second_count": sizes[1]}
     if max(sizes) > most:
-        names = ("first", "second", "first_rare", "second_rare")
-        return {**reply, **dict.fromkeys(names, NO_DIGESTS), "weights": np.zeros((1, 1))}
+        return {**reply, **_nothing()}
     rows, shape = table.view(view), (sizes[0] + 1, sizes[1] + 1)
     cells = found[0].codes.astype(np.int64) * shape[1] + found[1].codes
     weights = np.bincount(cells, rows.counts, minlength=shape[0] * shape[1]).reshape(shape)
     different = np.bincount(cells[rows.firsts], minlength=shape[0] * shape[1]).reshape(shape)
-    pools = rare([Grid(different)], table.grant.rules.min_group)
+    least = table.grant.rules.min_group
+    pools = rare([Grid(different)], least)
+    if not are_enough([Grid(different)], pools, least):
+        return {**reply, **_nothing()}
     for axis, (name, given) in enumerate((("first", first_pool), ("second", second_pool))):
         digests = found[axis].digests
         pooled = pools[axis] | among(digests, given)
@@ -107,10 +110,16 @@ def count_cells(
     return {**reply, "weights": weights[:-1, :-1].astype(np.float64)}
 
 
+def _nothing() -> Values:
+    """The cells of a shard that may not count, or of which no row has both values."""
+    names = ("first", "second", "first_rare", "second_rare")
+    return {**dict.fromkeys(names, NO_DIGESTS), "weights": np.zeros((1, 1))}
+
+
 @dataclass(frozen=True, repr=False, eq=False)
 class Crosstab(TableResult):
     """Joined rows by the categories of two columns, ``(other)`` those that are pooled; rows without a value are left
-    out.
+    out. It is empty where some cell would have fewer rows than ``min_group``, however categories are pooled.
 
     ``chi2`` (without correction), ``dof`` and ``p_value`` are those of a test of independence; ``cramers_v`` is from 0
     to 1; ``mutual_information`` is in nats.
@@ -287,6 +296,9 @@ def _across(client: Client, columns: Sequence[OutputColumn], most: int, sent: Se
             for each, merge in zip((first, second), merges, strict=True)
         ]
         pools = rare(grids, least)
+        if not are_enough(grids, pools, least):
+            none = [Lines(each.column, NO_DIGESTS, False, each.blinding) for each in (first, second)]
+            return Counted((none[0], none[1]), np.zeros((1, 1)))
     for axis, pool in enumerate(pools):
         counts = pool_lines(counts, pool, axis)
     rows, lines = (

@@ -5,7 +5,8 @@ categories of two tables.
 
 Leaving out single cells would not be enough: sums over rows and columns are known, so a missing cell could be computed.
 So whole categories are pooled, at least two of a column at a time. Rows without a value are not a category and are not
-pooled, but their cells are checked too, since they can be computed from the others.
+pooled, but their cells are checked too, since they can be computed from the others. If small cells are left that no
+pooling can hide, nothing is published at all (`are_enough`).
 """
 
 from __future__ import annotations
@@ -70,7 +71,7 @@ def rare(grids: Sequence[Grid], least: int) -> list[NDArray[np.bool_]]:
     """Which categories of both columns to pool, so that no cell of any grid has some but fewer than ``least`` rows.
 
     It follows from the rows alone: the same whoever asks, and whatever else was asked. Where one category is left of a
-    column, its cells stay as they are: they are the other column's own counts.
+    column, its cells stay as they are, and `are_enough` decides about them.
     """
     sizes = [length - 1 for length in grids[0].rows.shape]
     pools = [np.zeros(size, bool) for size in sizes]
@@ -88,6 +89,27 @@ def rare(grids: Sequence[Grid], least: int) -> list[NDArray[np.bool_]]:
             return pools
         _, axis, line = min(choices)
         _pool(pools[axis], totals[axis], line)
+
+
+def are_enough(grids: Sequence[Grid], pools: Sequence[NDArray[np.bool_]], least: int) -> bool:
+    """Whether the pooled cells may be published, all or none: each has no rows or ``least`` of them in every grid.
+
+    Checked are also the cells of missing values, which can be computed from the others. How many rows have neither
+    value, or of all rows no value of a column, is known from that column alone. So a grid with a single line is
+    published as it is: its cells are the other column's own counts.
+
+    >>> alone = [np.zeros(1, bool)] * 2
+    >>> [are_enough([Grid(np.array(rows))], alone, 5) for rows in ([[3, 40], [50, 7]], [[40, 3], [0, 0]])]
+    [False, True]
+    """
+    for grid in grids:
+        found = grid.pooled(pools)
+        if min(np.count_nonzero(found.any(axis=1)), np.count_nonzero(found.any(axis=0))) <= 1:
+            continue
+        found[-1, -1] = 0
+        if ((found > 0) & (found < least)).any():
+            return False
+    return True
 
 
 def _choices(

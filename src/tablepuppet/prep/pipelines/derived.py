@@ -2,7 +2,8 @@
 
 What such sums reveal depends on numbers that the caller chose: bounds, edges, exponents. So for columns that are not
 public, each distinct choice counts as a refined histogram (``limits.max_refinements``). The policy's ``min_group``
-applies as for other statistics: if too few rows have a number, or a code, it is returned as if there were none.
+applies as for other statistics: if too few rows have a number, or a code, it is returned as if there were none; and if
+too few rows differ from all others, as in a product of flags, as if none did (`Frame`).
 """
 
 from __future__ import annotations
