@@ -364,7 +364,7 @@ CASES = [
         lambda shop: in_view(shop, sql=f"SELECT card, {ODD} AS credit FROM cards"),
         lambda shop: (
             [
-                in_view(shop, sql=f"SELECT card, (day NOT IN (1, 2)) < true AS credit FROM cards"),
+                in_view(shop, sql="SELECT card, (day NOT IN (1, 2)) < true AS credit FROM cards"),
                 in_view(shop, "odd"),
             ]
             == [True, True]
