@@ -6,7 +6,6 @@ import base64
 import shutil
 import socket
 import tempfile
-from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -93,7 +92,8 @@ def ran(shop: Shop, *commands: str, swap: str = "", more: str = "", federation: 
         (folder / "federation.toml").write_text(federation)
     for command in commands:
         if command.startswith("job:"):
-            job.write_text(job.read_text().replace(*command.removeprefix("job:").split("=>")))
+            old, _, new = command.removeprefix("job:").partition("=>")
+            job.write_text(job.read_text().replace(old, new))
         elif command.startswith("mkdir:"):
             (folder / command.removeprefix("mkdir:")).mkdir(parents=True)
         elif command.startswith("rmdir:"):
@@ -232,10 +232,10 @@ def pooled(task: str = "regression") -> Any:
     return baselines.linear_combine(task)
 
 
-def loaded(shop: Shop, folder: Callable[[Path], Path]) -> bool:
+def loaded(shop: Shop, name: str) -> bool:
     model = tp.LinearRegression().fit(shop.rel)
     model.save(shop.folder / "saved")
-    return bool(np.allclose(tp.load(folder(shop.folder), shop.fed).predict(shop.rel), model.predict(shop.rel)))
+    return bool(np.allclose(tp.load(shop.folder / name, shop.fed).predict(shop.rel), model.predict(shop.rel)))
 
 
 GRID = "\n[search]\nfolds = 2\n{}\n[search.settings]\nl2 = {}\n"
@@ -362,8 +362,8 @@ CASES = [
     *(
         Advice(
             f"{what}: give the folder that model.save(folder) wrote",
-            partial(loaded, folder=lambda folder, name=name: folder / name),
-            partial(loaded, folder=lambda folder: folder / "saved"),
+            partial(loaded, name=name),
+            partial(loaded, name="saved"),
         )
         for what, name in (("does not exist", "nowhere"), ("is no saved model", "."))
     ),
@@ -399,7 +399,7 @@ CASES = [
     Advice(
         ": name a file that ends in .parquet or .csv",
         lambda shop: check_output(shop.folder / "x.json"),
-        lambda shop: [check_output(shop.folder / name) for name in ("x.parquet", "x.csv")],
+        lambda shop: list(map(check_output, (shop.folder / "x.parquet", shop.folder / "x.csv"))),
     ),
     Advice(
         "; name a file in a folder that exists and may be written",
