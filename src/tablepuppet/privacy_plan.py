@@ -22,7 +22,13 @@ from tablepuppet.learn.private.planned_releases import PlannedFit, Planning, Rel
 from tablepuppet.learn.private.promise import Uses, known_otherwise, promised
 from tablepuppet.learn.private.report import GROUPS, PrivacyReport, shown
 from tablepuppet.learn.private.report import NOTHING as WITHOUT
-from tablepuppet.learn.private.usefulness import TableSize, help_for_features, help_for_labels, rows_for_encoders
+from tablepuppet.learn.private.usefulness import (
+    TableSize,
+    epsilon_for,
+    help_for_features,
+    help_for_labels,
+    rows_for_encoders,
+)
 from tablepuppet.privacy.accountant import Spending
 from tablepuppet.privacy.funds import PartysFunds
 from tablepuppet.privacy.settings import Privacy
@@ -233,5 +239,5 @@ def _of_encoders(promise: FeaturePromise, plan: Plan, alias: str, size: TableSiz
         yield (
             f"Table {size.name}: noise will hide columns without bounds or categories in the policy of "
             f"{', '.join(size.parties)}: they need about {needed:,.0f} rows, and it has {size.rows:,} at most; or use "
-            f"feature_epsilon={number(promise.whole * factor, 2)}, or fewer columns."
+            f"feature_epsilon={epsilon_for(promise, factor)}, or fewer columns."
         )

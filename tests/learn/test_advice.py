@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import importlib
 import pickle
 import re
+import sys
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -12,11 +15,14 @@ import pytest
 from sklearn.linear_model import LogisticRegression, Ridge
 
 import tablepuppet as tp
-from tests.advice import Advice, check_all_are_tried
+from tablepuppet.learn.registry import LEARNERS, learner
+from tests.advice import Advice, check_all_are_tried, said
 from tests.advised_shop import Shop
+from tests.operators import shop as delivering
 from tests.party.policed import federation as policed
 from tests.party.policed import open_party, write_file
 
+torch = pytest.importorskip("torch", reason="networks need the extra `deep`")
 NOISY = tp.Privacy(feature_epsilon=50.0, delta=1e-6)
 LABEL_NOISE = tp.Privacy(label_epsilon=2.0, label_bounds=(-9.0, 12.0))
 STATE = 'state_dir = "state"'
@@ -142,6 +148,88 @@ def by_number(says: str, number: str, learner: Callable[[int], Any], first: int,
     return Advice(says, lambda shop: bank(shop, learner(first), **policy), instead)
 
 
+def labelled(columns: str, learner: Any, **noise: Any) -> Callable[[Shop], Any]:
+    """A fit with noise on the label of a bank, whose party file says this of columns."""
+
+    def fit(shop: Shop) -> Any:
+        party = open_party(write_file(shop.folder, columns=f'credit = "feature"\n{columns}'))
+        rel = policed(party).sql("SELECT credit, fraud FROM cards", label="fraud")
+        return learner(privacy=tp.Privacy(label_epsilon=2.0, **noise)).fit(rel)
+
+    return fit
+
+
+def home(shop: Shop, **asked: Any) -> Any:
+    """Predictions for a store that takes them home."""
+    folder = shop.folder / "home"
+    folder.mkdir(exist_ok=True)
+    keys = 'predictions = { keys = ["order_id"], file = "home.parquet" }'
+    rel = delivering.shop(folder, keys, 'deliver = ["store"]').sql(delivering.SQL, label="returned")
+    return tp.LogisticRegression().fit(rel).predict(rel, **asked)
+
+
+def earlier(shop: Shop, name: str) -> bool:
+    """Predictions beside those of an earlier model, which are a column of the table."""
+    rows = {"a": [1.0, 2.0, 4.0], "b": [1.0, 3.0, 5.0], "prediction": [7.0, 8.0, 9.0]}
+    rel = tp.Federation({"p": {"t": rows}}, verbose=False).sql("SELECT a, b FROM t", label="b")
+    model = tp.LinearRegression().fit(rel)
+    found = model.predict(rel, ids=[name])
+    return same(found["prediction"], model.predict(rel)) and same(np.sort(found[name]), [7.0, 8.0, 9.0])
+
+
+def prepared(shop: Shop, settings: dict[str, Any]) -> Any:
+    """A search over pipelines; that of the relation has two steps of one kind."""
+    rel = shop.sql(
+        "o.price, o.quantity, o.cost",
+        prep=tp.prep.Pipeline([tp.prep.Bin(columns=["price"]), tp.prep.Bin(columns=["quantity"])]),
+    )
+    return tp.GridSearch(tp.LinearRegression(), settings, folds=2).fit(rel).best_params_
+
+
+def own_learner(shop: Shop, decorated: bool) -> bool:
+    class Own(tp.LinearRegression):
+        """A learner of the user's own."""
+
+    try:
+        model = (learner(Own) if decorated else Own)().fit(shop.rel)
+        model.save(shop.folder / "own")
+        return same(tp.load(shop.folder / "own", shop.fed).predict(shop.rel), model.predict(shop.rel))
+    finally:
+        LEARNERS.pop("Own", None)
+
+
+def of_a_module(shop: Shop, imported: bool) -> bool:
+    """A model of a class in a module of the user's own, loaded where this was not imported."""
+    (shop.folder / "modular.py").write_text(
+        "import tablepuppet as tp\nfrom tablepuppet.learn.registry import learner\n\n"
+        "@learner\nclass Modular(tp.LinearRegression):\n    pass\n"
+    )
+    sys.path.insert(0, str(shop.folder))
+    try:
+        model = importlib.import_module("modular").Modular().fit(shop.rel)
+        model.save(shop.folder / "modular")
+        del sys.modules["modular"], LEARNERS["Modular"]
+        if imported:
+            importlib.import_module("modular")
+        return same(tp.load(shop.folder / "modular", shop.fed).predict(shop.rel), model.predict(shop.rel))
+    finally:
+        sys.path.remove(str(shop.folder))
+        sys.modules.pop("modular", None)
+        LEARNERS.pop("Modular", None)
+
+
+def summarised(shop: Shop, *rows: Any) -> Any:
+    tp.LinearRegression(l2=0.0).fit(shop.rel).save(shop.folder / "summarised")
+    return tp.load(shop.folder / "summarised", shop.fed).summary(*rows)
+
+
+def registered(shop: Shop, *, here: bool) -> Any:
+    if here:
+        tp.bottom.register("straight", lambda width, outputs: torch.nn.Linear(width, outputs))
+    return tp.SplitNNRegressor(bottom=tp.bottom.registered("straight", 2), epochs=1).fit(shop.rel)
+
+
+BOUNDED = "fraud = { uses = ['label'], bounds = [0, 1] }"
 SPLIT = tp.SplitNNClassifier
 WIDTH = "embeddings = { max_width = 2, max_epochs = 100 }"
 EPOCHS = "embeddings = { max_width = 64, max_epochs = 3 }"
@@ -397,6 +485,74 @@ CASES = [
         lambda shop: tp.LinearRegression().predict(shop.rel),
         lambda shop: tp.LinearRegression().fit(shop.rel).predict(shop.rel).shape == (120,),
     ),
+    Advice(
+        "the policy has other ",
+        labelled(BOUNDED, tp.LinearRegression, label_bounds=(0.0, 2.0)),
+        labelled(BOUNDED, tp.LinearRegression),
+    ),
+    Advice(
+        "two of the label classes are the same value; list each once",
+        labelled("fraud = 'label'", tp.LogisticRegression, label_classes=("0", "1", "1.0")),
+        labelled("fraud = 'label'", tp.LogisticRegression, label_classes=(0.0, 1.0)),
+    ),
+    Advice(
+        "which the label classes do not fit; list values of it",
+        labelled("fraud = 'label'", tp.LogisticRegression, label_classes=("no", "yes")),
+        labelled("fraud = 'label'", tp.LogisticRegression, label_classes=(0.0, 1.0)),
+    ),
+    Advice(
+        "set prediction_epsilon, which is counted",
+        of(tp.FedOnceRegressor(noise=0.1, privacy=NOISY)),
+        of(tp.FedOnceRegressor(privacy=tp.Privacy(feature_epsilon=50.0, prediction_epsilon=5.0, delta=1e-6))),
+    ),
+    Advice(
+        "; name such a file, not ",
+        lambda shop: tp.LinearRegression().fit(shop.rel).plot(shop.folder / "fit.jpeg"),
+        lambda shop: [
+            tp.LinearRegression().fit(shop.rel).plot(shop.folder / f"fit.{kind}") for kind in ("png", "svg", "pdf")
+        ],
+    ),
+    Advice(
+        "give ids or deliver_to",
+        lambda shop: home(shop, ids=["o.order_id"], deliver_to="store"),
+        lambda shop: len(home(shop, ids=["o.order_id"])) == 120 and home(shop, deliver_to="store")["written"] == 120,
+    ),
+    Advice(
+        "name the id's alias too",
+        lambda shop: earlier(shop, "prediction"),
+        lambda shop: earlier(shop, "t.prediction"),
+    ),
+    Advice(
+        "prep: give pipelines to try",
+        lambda shop: prepared(shop, {"prep": ["Bin"]}),
+        lambda shop: prepared(shop, {"prep": [tp.prep.Pipeline([tp.prep.Bin(columns=["price"])])]}),
+    ),
+    Advice(
+        "several; say which one by its place from 0",
+        lambda shop: prepared(shop, {"prep__Bin__n": [3]}),
+        lambda shop: prepared(shop, {"prep__0__n": [3]}) == {"prep__0__n": 3},
+    ),
+    Advice(
+        "a loaded model has no rows of its own: give summary a relation",
+        lambda shop: said(summarised(shop)),
+        lambda shop: str(summarised(shop, shop.rel)) == str(tp.LinearRegression(l2=0.0).fit(shop.rel).summary()),
+    ),
+    Advice(
+        "a round of lbfgs may need ",
+        lambda shop: bank(shop, tp.MLPClassifier(hidden=(2,)), "max_prediction_rounds = 5"),
+        lambda shop: bank(shop, tp.MLPClassifier(hidden=(2,), solver="admm"), "max_prediction_rounds = 5"),
+    ),
+    Advice(": tp.bottom.register it", partial(registered, here=False), partial(registered, here=True)),
+    Advice(
+        "decorate the class with @learner",
+        partial(own_learner, decorated=False),
+        partial(own_learner, decorated=True),
+    ),
+    Advice(
+        "import the module that has the class",
+        partial(of_a_module, imported=False),
+        partial(of_a_module, imported=True),
+    ),
 ]
 
 
@@ -411,34 +567,23 @@ def test_what_is_advised_returns_what_was_asked_for(shop: Shop, case: Advice) ->
     case.follow(shop)
 
 
-NOT_YET = "not tried yet"
 PART = "a part of another text, whose case names it"
 NOTHING_ASKED = "what it advises is to ask for less"
 SERVICES = "needs services that keep parts of models"
 OWN_REQUEST = "an analyst's own request, which this package does not write so"
 OTHERS = {
     "or of no class that the model knows; filter such rows in WHERE": "as labels that are missing, of prep",
-    "the policy has other {} than label_{}: leave label_{} out": NOT_YET,
-    "two of the label classes are the same value; list each once": NOT_YET,
-    "which the label classes do not fit; list values of it": NOT_YET,
     "{}: column {} {}; CAST it in SELECT": "as columns of statistics, of prep",
     "has NaN values; filter them in WHERE": "as columns of statistics, of prep",
     "has no private form yet: leave privacy at None": NOTHING_ASKED,
     "leave one of them out": NOTHING_ASKED,
-    "set prediction_epsilon, which is counted": NOT_YET,
     "has no joined rows; take fewer folds": "as stratified folds",
     "kept: round {}": "no refusal",
     "the relation has feature values that are not finite": "as columns of pipelines, of prep",
     "{} has feature values that are not finite": "as columns of pipelines, of prep",
-    "plot writes {}; name such a file": NOT_YET,
     "cannot be fitted with noise on features: leave feature_epsilon out": NOTHING_ASKED,
-    "give ids or deliver_to": NOT_YET,
-    "name the id's alias too": NOT_YET,
-    "prep: give pipelines to try": NOT_YET,
-    "several; say which one by its place from 0": NOT_YET,
     "cannot be written ({}); name another one": "a folder that the user may not write, which root may",
     "errors are too large to be added up; learn the label in a larger unit": "as labels that are too large, of prep",
-    "which has no slices; CAST it in SELECT": NOT_YET,
     "take another solver": PART,
     "set rounds above {}": "what a warning says after a fit, not a refusal",
     "set epochs above {}, or to 'auto'": "what a warning says after a fit, not a refusal",
@@ -446,11 +591,9 @@ OTHERS = {
     "make batch_size larger": PART,
     "set epochs to {} or less": PART,
     "select columns that are not constant": NOTHING_ASKED,
-    "a loaded model has no rows of its own: give summary a relation": NOT_YET,
     "which batch norm needs: learn from more": NOTHING_ASKED,
     "TabVFL needs {}, as many as there are encoded columns: select fewer": "as embeddings that are too wide",
     "networks alone have a proximal step": OWN_REQUEST,
-    "a round of lbfgs may need {} replies": NOT_YET,
     "prediction_epsilon is about predictions only": "the same of promises that are written anew",
     "learn with privacy=tp.Privacy(secure_sum=True)": "needs three services",
     "is too small for {} steps: use more": "by how much depends on the accountant",
@@ -458,11 +601,8 @@ OTHERS = {
     "is not known; use {allowed}": "names all that are known",
     "set kind to one of {}": "names all that are known",
     "select as many, all numbers, row by row, or change shape": "the same at a party",
-    "is registered here{}: tp.bottom.register it": NOT_YET,
     "choose a larger batch_size": "the same at a party",
-    "decorate the class with @learner": NOT_YET,
     "this federation does not have them: add them to it": SERVICES,
-    "import the module that has the class": NOT_YET,
     "nothing is known of the size of predictions: say a bound": OWN_REQUEST,
     "predict over that shard alone, or fit it again over all": SERVICES,
     "write len(rel), rel.columns": "what it has instead has another form",

@@ -2,16 +2,30 @@
 
 from __future__ import annotations
 
+import shutil
+import sqlite3
+import tempfile
 from collections.abc import Callable
+from functools import partial
+from pathlib import Path
 from typing import Any
 
+import duckdb
 import pytest
 
 import tablepuppet as tp
-from tablepuppet.party.config import PartyFile
-from tests.advice import Advice, check_all_are_tried
+from tablepuppet.party.blinding_key import new_blinding_key, read_blinding_key
+from tablepuppet.party.config import PartyFile, TlsPaths
+from tablepuppet.party.limits import CallerLimits
+from tablepuppet.party.policy import Policy
+from tablepuppet.party.report import inspect
+from tablepuppet.party.tls_files import read_tls_files
+from tablepuppet.privacy.certificates import issue, new_authority
+from tests.advice import Advice, check_all_are_tried, said
 from tests.advised_shop import Shop
+from tests.operators.shop import ORDER_COLUMNS, called, opened, orders, party_file
 from tests.party.policed import COLUMNS, federation, open_party, write_file
+from tests.wire.services import calling, served
 
 
 def read(**settings: Any) -> Callable[[Shop], Any]:
@@ -52,8 +66,161 @@ def try_cast(shop: Shop) -> bool:
     return rel.describe().to_arrow()["missing"][0].as_py() == 1 and len(kept) == 2
 
 
+def place(shop: Shop, name: str) -> Path:
+    """A new folder."""
+    return Path(tempfile.mkdtemp(dir=shop.folder, prefix=name))
+
+
+def key_of(shop: Shop, mend: Callable[[Path, Path], Any]) -> bool:
+    """The key of a second party, which was cut off when it was copied."""
+    one, two = (place(shop, name) / "blinding.key" for name in ("one", "two"))
+    new_blinding_key(one)
+    two.write_text(one.read_text()[:-9])
+    two.chmod(0o600)
+    mend(one, two)
+    return read_blinding_key(one) == read_blinding_key(two)
+
+
+def new_key_for_all(one: Path, two: Path) -> None:
+    one.unlink()
+    new_blinding_key(one)
+    shutil.copy(one, two)
+
+
+def certified(shop: Shop, key: str) -> str:
+    folder = place(shop, "certified")
+    new_authority(folder)
+    for name in ("bank", "shop"):
+        issue(folder, name)
+    return read_tls_files(TlsPaths(*(str(folder / name) for name in ("bank.crt", key, "ca.crt")))).name
+
+
+def held(shop: Shop, limits: str, use: Callable[[tp.Relation, int], Any], *, mended: bool) -> Any:
+    """The same done three times with what came of one relation, or the third time with what comes of a new one."""
+    fed = federation(open_party(write_file(shop.folder, limits)))
+    rel = fed.sql("SELECT credit, fraud FROM cards", label="fraud")
+    kept = [use(rel, number) for number in range(2)]
+    if mended:
+        del rel, kept
+        rel = fed.sql("SELECT credit, fraud FROM cards", label="fraud")
+    return use(rel, 2)
+
+
+def described(rel: tp.Relation, seed: int) -> Any:
+    part = rel.split(0.5, seed=seed)[0]
+    return part, part.describe()
+
+
+def fitted(rel: tp.Relation, seed: int) -> Any:
+    return tp.MLPClassifier(hidden=(2,), rounds=1, seed=seed).fit(rel)
+
+
+def in_sqlite(shop: Shop, *statements: str) -> tp.Federation:
+    file = place(shop, "sqlite") / "x.db"
+    with sqlite3.connect(file) as connection:
+        for statement in statements:
+            connection.execute(statement)
+    connection.close()
+    return tp.Federation({"p": f"sqlite:///{file}"}, verbose=False)
+
+
+def mean(fed: tp.Federation, column: str, table: str = "t") -> Any:
+    """The mean of a column, and how often it is missing."""
+    found = fed.sql(f"SELECT {column} AS x FROM {table}").describe().to_arrow()
+    return found["mean"][0].as_py(), found["missing"][0].as_py()
+
+
+def home(shop: Shop, keys: str, where: str, sql: str = "", **settings: Any) -> Any:
+    """Predictions that a store takes home."""
+    folder = place(shop, "taken")
+    table = f"{sql}\npredictions = {{ keys = ['{keys}'], {where} }}"
+    file = party_file(folder, "store", {"orders": orders()}, ORDER_COLUMNS | settings, table, kind="duckdb")
+    if problems := [each for each in inspect(file).problems if "blinding key" not in each]:
+        said(problems)
+    rel = called(opened(file)).sql("SELECT price, returned FROM orders", label="returned")
+    return tp.LogisticRegression().fit(rel).predict(rel, deliver_to="store")["written"] == 120
+
+
+def kept(shop: Shop, last: str, mend: Callable[[Path, tp.Federation], Any] = lambda *_: None) -> bool:
+    """A third model, at a service that keeps two."""
+    folder, state = place(shop, "kept"), place(shop, "kept-state")
+    policy = Policy(limits=CallerLimits(max_models=2))
+    with served({"bank": f"parquet:///{write_file(shop.folder).parent}/bank"}, state=state, policy=policy) as servers:
+        fed = calling(servers, verbose=False)
+        rel = fed.sql("SELECT credit, fraud FROM cards", label="fraud")
+        for name in ("first", "second"):
+            tp.LogisticRegression(l2=3.0).fit(rel).save(folder / name)
+        mend(folder, fed)
+        model = tp.LogisticRegression().fit(rel)
+        model.save(folder / last)
+        return bool((tp.load(folder / last, fed).predict(rel) == model.predict(rel)).all())
+
+
+ODD = "day NOT IN (1, 2) < true"
+
+
+def in_view(shop: Shop, view: str = "cards", sql: str = "") -> bool:
+    """A column of a SELECT over a database of DuckDB, in the party file or in the database itself."""
+    folder = place(shop, "odd")
+    write_file(folder)
+    with duckdb.connect(folder / "bank.duckdb") as connection:
+        connection.execute(f"CREATE TABLE cards AS FROM '{folder}/bank/cards.parquet'")
+        connection.execute(f"CREATE VIEW odd AS SELECT card, {ODD} AS credit FROM cards")
+        known = connection.sql("SELECT avg(credit::INT) FROM odd").fetchall()[0][0]
+    file = write_file(folder, table=f'sql = "{sql}"' if sql else "", columns='credit = "feature"')
+    text = (
+        file.read_text().replace("parquet:///bank", "duckdb:///bank.duckdb").replace("tables.cards", f"tables.{view}")
+    )
+    file.write_text(text)
+    fed = federation(open_party(file))
+    return bool(mean(fed, "CAST(credit AS INT)", view)[0] == pytest.approx(known))
+
+
+def warned(columns: str = 'credit = "feature"', **settings: Any) -> Callable[[Shop], Any]:
+    """What a check of a party file warns of; nothing where it does as it was advised."""
+
+    def check(shop: Shop) -> Any:
+        folder = place(shop, "warned")
+        (folder / "state").mkdir()
+        new_authority(folder)
+        issue(folder, "bank")
+        new_blinding_key(folder / "blinding.key")
+        found = dict(settings)
+        write_file(folder)
+        with duckdb.connect(folder / "bank.duckdb") as connection:
+            source = f"'{folder}/bank/cards.parquet'"
+            connection.execute(f"CREATE TABLE cards AS SELECT *, TIME '12:00' AS noon FROM {source}")
+            connection.execute("CREATE VIEW cast_cards AS SELECT * REPLACE (noon::TEXT AS noon) FROM cards")
+        swap = {"parquet:///bank": "duckdb:///bank.duckdb", **found.pop("swap", {})}
+        file = write_file(folder, **({"top": STATE, "columns": columns} | found))
+        for old, new in swap.items():
+            file.write_text(file.read_text().replace(old, new))
+        report = inspect(file)
+        return said(report.warnings + report.problems) if report.warnings + report.problems else report
+
+    return check
+
+
+def far(shop: Shop, column: str) -> bool:
+    """Predictions beside days after the year 9999, which a party sends."""
+    rows = "i AS a, 2.0 * i + i % 3 AS b, DATE '9999-12-30' + i::INT AS d, (DATE '9999-12-30' + i::INT)::TEXT AS text"
+    folder = place(shop, "far")
+    with duckdb.connect(folder / "far.duckdb") as connection:
+        connection.execute(f"CREATE TABLE t AS SELECT {rows} FROM range(1, 9) x(i)")
+    rel = tp.Federation({"p": f"duckdb:///{folder}/far.duckdb"}, verbose=False).sql("SELECT a, b FROM t", label="b")
+    found = tp.LinearRegression().fit(rel).predict(rel, ids=[column])
+    return len(set(found[f"t.{column}" if f"t.{column}" in found.column_names else column].to_pylist())) == 8
+
+
+TLS = "[tls]\ncert = 'bank.crt'\nkey = 'bank.key'\nca = 'ca.crt'"
+ALLOWED = {'allow = ["analyst", "auditor"]': 'allow = ["anonymous"]'}
+NOON = 'credit = "feature"\nnoon = "feature"'
 MIXED = {"a": ["1", "2", "x"], "b": [1.0, 2.0, 3.0]}
 STATE = 'state_dir = "state"'
+TYPED = ("CREATE TABLE t (n INTEGER)", "INSERT INTO t VALUES (1), (2), (3)")
+AS_TEXT = "CREATE VIEW v AS SELECT CAST(n AS TEXT) AS n FROM t"
+BINARY = ("CREATE TABLE t (n BLOB)", "INSERT INTO t VALUES (x'31'), (x'32'), (x'33')")
+PLACED = ("CREATE TABLE t (__position INTEGER)", "INSERT INTO t VALUES (1), (2), (3)")
 FILES = {'listen = "127.0.0.1:8815"': 'listen = "0.0.0.0:8815"'}
 CASES = [
     Advice(
@@ -135,6 +302,95 @@ CASES = [
         ),
         try_cast,
     ),
+    Advice(
+        "copy it again from the party that made it",
+        lambda shop: key_of(shop, lambda *_: None),
+        lambda shop: key_of(shop, shutil.copy) and key_of(shop, new_key_for_all),
+    ),
+    Advice(
+        "; name the two files of one certificate",
+        partial(certified, key="shop.key"),
+        lambda shop: certified(shop, "bank.key") == "bank",
+    ),
+    *(
+        Advice(
+            "relation and all that came of it, then go on with a new one of fed.sql",
+            partial(held, limits=limits, use=use, mended=False),
+            partial(held, limits=limits, use=use, mended=True),
+        )
+        for limits, use in (("views = 3", described), ("fits = 2", fitted))
+    ),
+    Advice(
+        "correct the value, or publish a view that casts the column",
+        lambda shop: mean(in_sqlite(shop, *TYPED, "INSERT INTO t VALUES ('four')"), "n"),
+        lambda shop: (
+            [
+                mean(in_sqlite(shop, *TYPED, "INSERT INTO t VALUES (4)"), "n") == (2.5, 0),
+                mean(in_sqlite(shop, *TYPED, "INSERT INTO t VALUES ('four')", AS_TEXT), "TRY_CAST(n AS INT)", "v")
+                == (2, 1),
+            ]
+            == [True, True]
+        ),
+    ),
+    Advice(
+        "which cannot be read; publish a view that casts the column",
+        lambda shop: mean(in_sqlite(shop, *BINARY), "CASE WHEN n IS NULL THEN 0 ELSE 1 END"),
+        lambda shop: mean(in_sqlite(shop, *BINARY, AS_TEXT), "CAST(n AS INT)", "v") == (2, 0),
+    ),
+    Advice(
+        "; publish a view that renames it",
+        lambda shop: mean(in_sqlite(shop, *PLACED), "__position"),
+        lambda shop: (
+            mean(in_sqlite(shop, *PLACED, "CREATE VIEW v AS SELECT __position AS n FROM t"), "n", "v") == (2, 0)
+        ),
+    ),
+    Advice(
+        "is published; name one for predictions only",
+        lambda shop: home(shop, "order_id", "table = 'orders'"),
+        lambda shop: home(shop, "order_id", "table = 'predictions'"),
+    ),
+    Advice(
+        "is the name of a column that a delivery adds; rename it in sql",
+        lambda shop: home(shop, "run", "file = 'home.csv'", "sql = 'SELECT *, order_id AS run FROM orders'"),
+        lambda shop: home(shop, "number", "file = 'home.csv'", "sql = 'SELECT *, order_id AS number FROM orders'"),
+    ),
+    Advice(
+        "one with tablepuppet.forget, save over one",
+        lambda shop: kept(shop, "third"),
+        lambda shop: kept(shop, "third", lambda folder, fed: tp.forget(folder / "first", fed)) and kept(shop, "first"),
+    ),
+    Advice(
+        "write it in a simpler way, or ",
+        lambda shop: in_view(shop, sql=f"SELECT card, {ODD} AS credit FROM cards"),
+        lambda shop: (
+            [
+                in_view(shop, sql="SELECT card, (day NOT IN (1, 2)) < true AS credit FROM cards"),
+                in_view(shop, "odd"),
+            ]
+            == [True, True]
+        ),
+    ),
+    Advice(
+        "there is no [tls], so every caller is ",
+        warned(),
+        lambda shop: [warned(swap=ALLOWED)(shop), warned(more=TLS)(shop)],
+    ),
+    Advice(
+        "cannot be read; leave it out, or publish a view of the ",
+        warned(swap=ALLOWED, columns=NOON),
+        lambda shop: [
+            warned(swap=ALLOWED | {"tables.cards": "tables.cast_cards"}, columns=NOON)(shop),
+            warned(swap=ALLOWED, columns='credit = "feature"')(shop),
+        ],
+    ),
+    Advice("cast those to text in a view", partial(far, column="d"), partial(far, column="text")),
+    Advice(
+        "two have the same name except for case; rename one in sql",
+        read(columns='credit = "feature"\nCredit = "feature"'),
+        read(
+            columns='credit = "feature"\nsecond = "feature"', table="sql = 'SELECT credit, open AS second FROM cards'"
+        ),
+    ),
 ]
 
 
@@ -158,38 +414,29 @@ def test_what_is_advised_works(shop: Shop, case: Advice) -> None:
 MACHINE = "needs a disk, a file or a server that fails"
 NOTHING_ASKED = "what it advises is to ask for less"
 OWN_REQUEST = "an analyst's own request, or one after a restart, which this package does not write so"
-NOT_YET = "not tried yet"
 OTHERS = {
     "its cells are seen only where noise is added": "refused in tests/wire/test_hostile_origins.py",
     "limits.expression_bytes); select less, filter": NOTHING_ASKED,
     "audit_log: {} is not a file that can be written": MACHINE,
     "open it again with fed.sql, and predict again": "refused in tests/operators/test_ids.py",
     "which cannot be sent; publish a SELECT that casts it": "refused in tests/party/test_sent_column.py",
-    "copy it again from the party that made it": NOT_YET,
     "limits.memory_bytes); del relations and models": NOTHING_ASKED,
-    "del what you no longer use, go on with a new relation of fed.sql": NOT_YET,
     "secure_sum: name [tls] files, and {} or more other parties under peers": "refused in tests/party/test_config.py",
     "restore it, or remove it to give every caller a new allowance": MACHINE,
-    "is published; name one for predictions only": NOT_YET,
     "a database of files has no table to write to; name a file": "refused in tests/test_cli_party.py",
     "its operator can remove it, or name another": "refused in tests/party/databases/test_delivering.py",
     "INSERT INTO {}": "SQL, not a refusal",
     "write it again, or take it out of the folder": MACHINE,
     "are both table {}; rename one": "refused in tests/party/test_databases.py",
-    "correct the value, or publish a view that casts the column": NOT_YET,
-    "which cannot be read; publish a view that casts the column": NOT_YET,
-    "a column cannot be called {}; publish a view that renames it": NOT_YET,
     "ask for the catalog again, or publish a view that casts it": "refused in tests/party/test_databases.py",
     "WHEN CAST(": "SQL, not a refusal",
     "another file stands there, which no delivery wrote; move it away": "refused in tests/operators/test_delivery.py",
     "keys: name one column or more, each once": "refused in tests/party/test_config.py",
-    "is the name of a column that a delivery adds; rename it in sql": NOT_YET,
     "file: name one place, a file or a table": "refused in tests/party/test_config.py",
     "may not be multiplied with vectors of the caller's choice; use a learner": "tests/algebra/test_advice.py",
     "only with noise; set privacy=tp.Privacy(...)": "tests/learn/test_advice.py, by what the catalog says",
     "select plain columns without a filter": "refused in tests/wire/test_hostile_rows.py",
     "or take rel.matrix(secure_sum=True), over so many shards": "needs three services",
-    "remove one with tablepuppet.forget, save over one": NOT_YET,
     "remove a model with tablepuppet.forget": "refused in tests/wire/test_limits.py",
     "its operator must make room, then save again": MACHINE,
     "CREATE TABLE charges": "SQL, not a refusal",
@@ -201,18 +448,12 @@ OTHERS = {
     "join keys are blinded under one nonce of this party": OWN_REQUEST,
     "a session opens once, and this name was used; take another": OWN_REQUEST,
     "name a column, as table.column": "refused in tests/test_federation.py",
-    "write it in a simpler way, or create the view in the database itself": NOT_YET,
     "if features are NaN or infinite, filter them in WHERE": "tests/prep/test_advice.py",
-    "Add [tls], or allow = ": NOT_YET,
     "is not a writable folder ({}); make it first": MACHINE,
-    "cannot be read; cast it in sql, or leave it out": NOT_YET,
     "so its peers' sum would be revealed; leave it out": "needs three services",
     "add it to peers, or leave it out": "refused in tests/party/test_secure_table.py",
-    "cast those to text in a view": NOT_YET,
     "select fewer of them, or let the party's operator compute them in a view": NOTHING_ASKED,
-    "two have the same name except for case; rename one in sql": NOT_YET,
     "is not good today; issue a new one": "refused in tests/party/test_tls_files.py",
-    "name the two files of one certificate": NOT_YET,
 }
 
 

@@ -65,7 +65,7 @@ class Bounded(UserDict[str, Any]):
     >>> held["b"] = 1
     Traceback (most recent call last):
         ...
-    tablepuppet.errors.PartyError: relations: there are 1, as many as the party allows (limits.views); del what you ...
+    tablepuppet.errors.PartyError: relations: there are 1, as many as the party allows (limits.views); del the ...
     """
 
     def __init__(self, what: str = "", limit: str = "", most: int | None = None, account: MemoryAccount | None = None):
@@ -82,8 +82,8 @@ class Bounded(UserDict[str, Any]):
     def __setitem__(self, name: str, value: Any) -> None:
         if self._most is not None and name not in self.data and len(self.data) >= self._most:
             raise PartyError(
-                f"{self._what}: there are {self._most}, as many as the party allows (limits.{self._limit}); del what "
-                "you no longer use, go on with a new relation of fed.sql, or ask the party's operator",
+                f"{self._what}: there are {self._most}, as many as the party allows (limits.{self._limit}); del the "
+                "relation and all that came of it, then go on with a new one of fed.sql, or ask the party's operator",
                 limit=self._limit,
             )
         self._account.put((id(self), name), size_of(value))

@@ -95,7 +95,7 @@ class Shelf:
         with self._lock:
             path = self._file(kept.model, kept.part, kept.scan.alias)
             if not path.exists():
-                self._check_room(file_name(kept.part), len(kept.data))
+                self._check_room(path.parent, file_name(kept.part), len(kept.data))
                 self._write(path, kept)
             return self._read(path)[1]
 
@@ -125,10 +125,11 @@ class Shelf:
         assert self._folder is not None, "who has no folder keeps nothing"
         return self._folder / file_name(model) / f"{file_name(part)}.{file_name(alias)}.part"
 
-    def _check_room(self, part: str, size: int) -> None:
+    def _check_room(self, model: Path, part: str, size: int) -> None:
         files = list(self._files("*/*.part"))
         known = {path.name.partition(".")[0] for path in files}
-        if self._most is not None and part not in known and len(known) >= self._most:
+        replaces = any(path.parent == model for path in files)  # its old part stays until it settles
+        if self._most is not None and part not in known and len(known) - replaces >= self._most:
             raise PartyError(
                 f"party {self._party!r} keeps {len(known)} saved models for this caller, as many as it allows: remove "
                 "one with tablepuppet.forget, save over one, or ask its operator to raise limits.max_models",

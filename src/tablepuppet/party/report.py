@@ -215,7 +215,10 @@ def _warnings(settings: PartyFile, tables: list[TableReport]) -> list[str]:
         for column in table.columns:
             where = f"table {table.name}, column {column.name}"
             if family(column.type) is Family.OTHER:
-                found.append(f"{where}: type {column.type} cannot be read; cast it in sql, or leave it out")
+                found.append(
+                    f"{where}: type {column.type} cannot be read; leave it out, or publish a view of the "
+                    "database itself that casts it"
+                )
             if column.level == Level.PRIVATE.name.lower() and {"label", "feature"} & set(column.uses):
                 found.append(f"{where}: a private column can be neither a label nor a feature")
     return found

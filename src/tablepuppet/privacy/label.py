@@ -34,7 +34,17 @@ from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 from numpy.typing import NDArray
 
 from tablepuppet.errors import PrivacyError
-from tablepuppet.privacy.noise import KeyedWords, Numbers, RandomSource, Whole, below, discrete_laplace, grid, steps_of
+from tablepuppet.privacy.noise import (
+    MOST_STEPS,
+    KeyedWords,
+    Numbers,
+    RandomSource,
+    Whole,
+    below,
+    discrete_laplace,
+    grid,
+    steps_of,
+)
 
 ClassMechanism = Literal["randomised_response", "laplace"]
 LEAST_EPSILON = 1e-6  # below it labels are noise, and the arithmetic here would need more bits
@@ -62,7 +72,7 @@ def noisy_classes(
     check_classes(len(classes))
     true = np.asarray(codes, np.int64)
     if ((true < 0) | (true >= len(classes))).any():
-        raise PrivacyError("a label is missing or not among the label classes: list every class, or filter in WHERE")
+        raise PrivacyError("a label is missing or not among the label classes")
     key = _key(secret, expression, mechanism, epsilon, [[type(name).__name__, name] for name in classes])
     source = KeyedWords(key, _messages(rows, true))
     sample = randomised_response if mechanism == "randomised_response" else laplace_argmax
@@ -76,7 +86,7 @@ def noisy_numbers(
     check_bounds(bounds, epsilon)
     lo, hi = bounds
     if np.isnan(values).any():
-        raise PrivacyError("a label is missing: filter such rows in WHERE")
+        raise PrivacyError("a label is missing")
     true = np.clip(np.asarray(values, np.float64), lo, hi) + 0.0  # -0.0 is 0.0
     key = _key(secret, expression, "laplace", epsilon, [lo.hex(), hi.hex()])
     return laplace_numbers(true, (lo, hi), epsilon, KeyedWords(key, _messages(rows, true)))
@@ -149,9 +159,9 @@ def check_bounds(bounds: tuple[float, float], epsilon: float) -> tuple[float, in
     if not (math.isfinite(lo) and math.isfinite(hi) and lo < hi):
         raise PrivacyError("label bounds must be two finite numbers, the lower one first")
     step = grid((hi - lo) / epsilon)
-    low, high = steps_of(np.array([lo, hi]), step).tolist()
-    if high <= low:
+    if not max(abs(lo), abs(hi)) < MOST_STEPS * step:
         raise PrivacyError("label bounds are too close together for numbers of their size: give wider ones")
+    low, high = steps_of(np.array([lo, hi]), step).tolist()
     return step, _scale(high - low, epsilon)
 
 

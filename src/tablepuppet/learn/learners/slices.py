@@ -35,7 +35,7 @@ from tablepuppet.runs.figures import shown
 from tablepuppet.runs.table_view import TableResult, TableView
 from tablepuppet.spelling import did_you_mean, names_checked
 from tablepuppet.sql.query import OutputColumn
-from tablepuppet.sql.types import KEY_LIKE, NUMERIC, Family, family
+from tablepuppet.sql.types import NUMERIC, Family, family
 
 STEP = "slice_finder"
 MOST_BINS = 1000
@@ -149,17 +149,13 @@ def _check_settings(k: Any, max_columns: Any, min_size: Any, alpha: Any, bins: A
 
 
 def _columns(relation: Relation, names: Sequence[str] | None) -> list[OutputColumn]:
-    """The columns to slice by; LearnError if one has neither categories nor numbers."""
+    """The columns to slice by; LearnError if there are none."""
     if names is None:
-        features = relation.query.features
-        found = [column for column in features if family(column.type) in KEY_LIKE or family(column.type) in NUMERIC]
+        found = list(relation.query.features)
     elif isinstance(names, str):
         raise LearnError(f"{STEP}: columns is a list of names, such as columns=[{names!r}]")
     else:
         found = list(dict.fromkeys(find_column(relation.plan, name, STEP) for name in names))
-    for column in found:
-        if family(column.type) not in KEY_LIKE and family(column.type) not in NUMERIC:
-            raise LearnError(f"{STEP}: column {column.name!r} is {column.type}, which has no slices; CAST it in SELECT")
     if not found:
         raise LearnError(f"{STEP}: there is no column to slice by")
     return found

@@ -24,7 +24,7 @@ from tablepuppet.learn.labels.noisy import kept
 from tablepuppet.learn.loss.joined_loss import JoinedLoss
 from tablepuppet.learn.private.feature_promise import FeaturePromise
 from tablepuppet.learn.private.round_promises import SumPromise
-from tablepuppet.privacy.accountant import gaussian_epsilon
+from tablepuppet.privacy.accountant import gaussian_epsilon, noise_multiplier
 from tablepuppet.privacy.settings import Privacy
 from tablepuppet.runs.figures import number
 
@@ -127,12 +127,20 @@ def _for_columns(promise: FeaturePromise, alias: str, table: TableSize) -> str |
     rows = rows_for_encoders(promise, alias)
     if rows <= table.rows:  # then it was not for noise that they were left out
         return None
-    epsilon = promise.whole * rows / max(table.rows, 1)
+    epsilon = epsilon_for(promise, rows / max(table.rows, 1))
     return (
         f"Table {table.name}: noise hides {len(table.dropped)} of its columns ({_listed(table.dropped)}). Bounds and "
         f"categories in the policy of {_listed(table.parties)} cost nothing; else it needs {_about(rows)} rows that "
-        f"take part (there are {table.rows:,}), feature_epsilon={number(epsilon, 2)} or fewer columns."
+        f"take part (there are {table.rows:,}), feature_epsilon={epsilon} or fewer columns."
     )
+
+
+def epsilon_for(promise: FeaturePromise, factor: float) -> str:
+    """The feature_epsilon whose noise is ``factor`` times smaller, rounded up: noise is not in proportion to it."""
+    delta = promise.privacy.delta
+    enough = gaussian_epsilon(noise_multiplier(promise.whole, delta) / factor, delta)
+    unit = 10.0 ** (math.floor(math.log10(enough)) - 1)
+    return number(math.ceil(enough / unit) * unit, 2)
 
 
 def rows_for_encoders(promise: FeaturePromise, alias: str) -> float:
@@ -149,7 +157,7 @@ def _for_steps(promise: FeaturePromise, alias: str, table: TableSize) -> str | N
     fewer = round(table.parameters / factor**2)
     return (
         f"Table {table.name}: noise hides what its {table.rows:,} rows say about {_counted(table.parameters)}: "
-        f"{_about(table.rows * factor)} rows would do, or feature_epsilon={number(promise.whole * factor, 2)}"
+        f"{_about(table.rows * factor)} rows would do, or feature_epsilon={epsilon_for(promise, factor)}"
         f"{f', or {_counted(fewer)}' if fewer >= 1 else ''}."
     )
 
