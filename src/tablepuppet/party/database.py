@@ -13,10 +13,18 @@ from typing import Protocol
 
 import duckdb
 
+from tablepuppet.errors import PartyError
 from tablepuppet.sql.query import Comparison
 
 POSITION = "__position"
 """The column every `Source` adds: a row's place (BIGINT, from 0) among all rows of its table."""
+
+
+class UnavailableError(PartyError):
+    """The database cannot be opened or is lost. The message may name its host, user or path: it is for its owner only.
+
+    A service sends a reference instead (`wire/desk.py`), and logs the message with it.
+    """
 
 
 @dataclass(frozen=True)

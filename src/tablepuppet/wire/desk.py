@@ -23,9 +23,10 @@ from typing import Any, NoReturn
 
 import msgspec
 
-from tablepuppet.errors import PartyError, PrivacyError, TablePuppetError
+from tablepuppet.errors import PartyError, PrivacyError, TablePuppetError, plain_text
 from tablepuppet.party.audit import DISK, Outcome
 from tablepuppet.party.config import Limits
+from tablepuppet.party.database import UnavailableError
 from tablepuppet.party.metrics import Metrics
 from tablepuppet.party.request import Reply, Request
 from tablepuppet.party.service import Party
@@ -221,6 +222,13 @@ class Desk:
             made = self.journal.releases((caller, request.session))
         try:
             return encode(reply_message(self.party.answer(caller, request, outcome, replies, again=again, made=made)))
+        except UnavailableError as error:  # it may name host, port, user or path
+            reference = secrets.token_hex(2)
+            log.error("database not available, reference %s: %s", reference, plain_text(str(error)))
+            raise PartyError(
+                f"party {self.party.name!r}: database not available, reference {reference}; try again later, or ask "
+                "its operator, who finds the reason in the party's log under this reference"
+            ) from None
         except TablePuppetError:
             raise
         except Exception as error:  # whatever it says may quote a row: only its kind is sent

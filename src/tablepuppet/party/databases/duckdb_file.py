@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import duckdb
 
 from tablepuppet.errors import PartyError
-from tablepuppet.party.database import Source, SourceTable
+from tablepuppet.party.database import Source, SourceTable, UnavailableError
 from tablepuppet.party.databases.names import (
     AskedColumn,
     find_columns,
@@ -72,7 +72,7 @@ class DuckDBFile:
             try:
                 connection = stack.enter_context(sandbox(reached, begin=begin, end=[f"DETACH {alias}"]))
             except duckdb.Error as error:
-                raise PartyError(f"Party {self.party!r}: {_why_closed(error, str(path))}") from None
+                raise UnavailableError(f"Party {self.party!r}: {_why_closed(error, str(path))}") from None
             yield connection
 
     def _published(

@@ -14,7 +14,7 @@ from typing import Protocol
 import duckdb
 
 from tablepuppet.errors import PartyError
-from tablepuppet.party.database import Source, SourceTable
+from tablepuppet.party.database import Source, SourceTable, UnavailableError
 from tablepuppet.party.databases.arrow_files import Arrow
 from tablepuppet.party.databases.csv_files import Csv
 from tablepuppet.party.databases.names import AskedColumn, find_columns, find_table
@@ -74,7 +74,9 @@ class Folder:
     def _opened(self) -> Iterator[tuple[duckdb.DuckDBPyConnection, dict[str, Path]]]:
         folder = existing(self.party, self.kind, self.path)
         if not folder.is_dir():
-            raise PartyError(f"Party {self.party!r}: {folder} is not a folder; {self.kind}:/// takes a folder of files")
+            raise UnavailableError(
+                f"Party {self.party!r}: {folder} is not a folder; {self.kind}:/// takes a folder of files"
+            )
         files = self._files(folder)
         with sandbox(allow(part for file in files.values() for part in self.format.parts(file))) as connection:
             yield connection, files
@@ -89,7 +91,7 @@ class Folder:
             name = file.name.removesuffix(suffix or "")
             if name in files:
                 both = f"{files[name].name} and {file.name}"
-                raise PartyError(f"Party {self.party!r}: {both} in {folder} are both table {name!r}; rename one")
+                raise UnavailableError(f"Party {self.party!r}: {both} in {folder} are both table {name!r}; rename one")
             files[name] = file.resolve()  # a link is the file it leads to, and only that may be opened
         return files
 
@@ -121,7 +123,7 @@ class _Reader:
 
 
 def _unreadable(party: str, file: Path) -> PartyError:
-    return PartyError(
+    return UnavailableError(
         f"Party {party!r}: {file} cannot be read; it is corrupt, incomplete, not UTF-8, or of another format: "
         f"write it again, or take it out of the folder"
     )

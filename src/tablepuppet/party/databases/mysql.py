@@ -20,7 +20,7 @@ from pymysql.converters import encoders
 from pymysql.cursors import SSCursor
 
 from tablepuppet.errors import PartyError
-from tablepuppet.party.database import SourceTable
+from tablepuppet.party.database import SourceTable, UnavailableError
 from tablepuppet.party.databases.foreign import SENT_POSITION, ForeignReader, ForeignTable, sent_name
 from tablepuppet.party.databases.mysql_types import MySQLType
 from tablepuppet.party.databases.mysql_url import connection_options
@@ -95,7 +95,7 @@ class MySQL:
                     _rows(connection, statement)
                 catalog = _catalog(connection)
             except Exception as error:  # of whatever class: another kind of server may answer at that port
-                raise PartyError(f"Party {self.party!r}: MySQL: {self._reason(error)}") from None
+                raise UnavailableError(f"Party {self.party!r}: MySQL: {self._reason(error)}") from None
             yield connection, catalog
 
     @contextmanager
@@ -130,7 +130,7 @@ class MySQL:
                 return SourceTable(table.name, table.columns, int(rows))
         except pymysql.Error as error:
             if not connection.open:
-                raise PartyError(f"Party {self.party!r}: MySQL: {self._reason(error)}") from None
+                raise UnavailableError(f"Party {self.party!r}: MySQL: {self._reason(error)}") from None
         logger.warning("Party %r: %r cannot be read and is not published", self.party, table.name)
         return None
 

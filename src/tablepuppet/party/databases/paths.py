@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from tablepuppet.errors import PartyError
+from tablepuppet.party.database import UnavailableError
 
 
 def existing(party: str, kind: str, path: str) -> Path:
@@ -17,4 +17,4 @@ def existing(party: str, kind: str, path: str) -> Path:
         if candidate.exists():
             return candidate.resolve()
     sought = " and ".join(str(candidate.absolute()) for candidate in candidates)
-    raise PartyError(f"Party {party!r}: the {kind} database is missing (looked for {sought}); check its URL")
+    raise UnavailableError(f"Party {party!r}: the {kind} database is missing (looked for {sought}); check its URL")

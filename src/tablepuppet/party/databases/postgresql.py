@@ -15,7 +15,7 @@ from adbc_driver_manager import Error as DriverError
 from adbc_driver_postgresql import dbapi
 
 from tablepuppet.errors import PartyError
-from tablepuppet.party.database import SourceTable
+from tablepuppet.party.database import SourceTable, UnavailableError
 from tablepuppet.party.databases.foreign import ForeignReader, ForeignTable
 from tablepuppet.party.databases.names import AskedColumn, identifier, numbered_by, text_literal
 from tablepuppet.party.databases.postgresql_types import PostgresType
@@ -88,7 +88,7 @@ class PostgreSQL:
                 for statement in _BEGIN:
                     _rows(connection, statement)
             except (DriverError, OSError) as error:
-                raise PartyError(f"Party {self.party!r}: PostgreSQL: {_reason(error, self._url)}") from None
+                raise UnavailableError(f"Party {self.party!r}: PostgreSQL: {_reason(error, self._url)}") from None
             yield connection
 
     def _count(self, connection: Any, table: _Table) -> int:

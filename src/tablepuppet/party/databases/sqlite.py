@@ -18,7 +18,7 @@ from adbc_driver_manager import Error as DriverError
 from adbc_driver_sqlite import StatementOptions, dbapi
 
 from tablepuppet.errors import PartyError
-from tablepuppet.party.database import SourceTable
+from tablepuppet.party.database import SourceTable, UnavailableError
 from tablepuppet.party.databases.foreign import SENT_POSITION, ForeignReader, ForeignTable, misfit, sent_name
 from tablepuppet.party.databases.names import AskedColumn, identifier, numbered_by
 from tablepuppet.party.databases.paths import existing
@@ -85,7 +85,7 @@ class SQLite:
                 _rows(connection, "PRAGMA busy_timeout = 5000")
                 _rows(connection, "SELECT count(*) FROM sqlite_schema")  # the transaction's moment is now
             except (DriverError, OSError) as error:
-                raise PartyError(f"Party {self.party!r}: {_why_closed(str(error), str(path))}") from None
+                raise UnavailableError(f"Party {self.party!r}: {_why_closed(str(error), str(path))}") from None
             yield connection
 
     def _published(self, connection: Any, name: str, *kind: Any) -> SourceTable | None:
