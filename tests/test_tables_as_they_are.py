@@ -109,3 +109,24 @@ def test_dir_has_public_names(relation: tp.Relation) -> None:
         assert [name for name in dir(thing) if not re.search(rf"\b{name}\b", DOCS)] == []
         assert all(not name.startswith("_") for name in dir(thing))
         assert inspect.getmembers(type(thing))  # which reads what dir of the class has
+
+
+def test_dir_of_results_and_settings(relation: tp.Relation) -> None:
+    """Results, the matrix, solvers, privacy and modules have no names either that the package has for itself."""
+    own = {
+        "table_view",
+        "table_views",
+        "of_plain",
+        "check_settings",
+        "ask_moments",
+        "recipe",
+        "emit_trip",
+        "check_rows",
+    }
+    things: list[Any] = [relation.describe(), relation.quantile([0.5]), relation.matrix(), tp.Privacy(), tp.ADMM()]
+    things += [tp.prep.Pipeline([tp.prep.Standardize()]), tp.Federation({"mine": {"t": {"a": [1]}}}).events, tp.bottom, tp]
+    things += [tp.cross_validate(tp.LogisticRegression(), relation, folds=2)]
+    for thing in things:
+        assert {name for name in dir(thing) if name in own or name.startswith("_")} <= {"__version__"}
+    assert set(dir(tp.bottom)) == {"cnn", "mlp", "register", "registered", "tabnet"}
+    assert set(dir(tp)) == {*tp.__all__, "__version__"}

@@ -127,6 +127,22 @@ def shows(*public: str) -> Callable[[Class], Class]:
     return shown
 
 
+def hides(*own: str) -> Callable[[Class], Class]:
+    """A class whose `dir` leaves out what the package has for itself: ``own``, and names that begin with "_"."""
+
+    def hidden(made: Class) -> Class:
+        left_out = frozenset({*own, *getattr(made, "_left_out", ())})
+        listed = made.__dir__
+
+        def names(self: object) -> list[str]:
+            return sorted(name for name in listed(self) if name[0] != "_" and name not in left_out)
+
+        made._left_out, made.__dir__ = left_out, names  # type: ignore[attr-defined, method-assign, assignment]
+        return made
+
+    return hidden
+
+
 def names_checked(function: Callable[Arguments, Result], called: str = "") -> Callable[Arguments, Result]:
     """A function or method that raises ArgumentError for an argument that it does not have, with what was meant.
 

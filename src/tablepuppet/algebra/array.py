@@ -31,11 +31,15 @@ from tablepuppet.algebra.recipes import Recipe, Term, affine, composed
 from tablepuppet.algebra.row_ops import Largest
 from tablepuppet.errors import LearnError
 from tablepuppet.prep.encode.encode import encoder_names
-from tablepuppet.spelling import did_you_mean
+from tablepuppet.spelling import did_you_mean, hides
 
 Array = NDArray[np.float64]
 
 
+@hides(
+    "affine", "ask_column_squares", "ask_moments", "ask_nearest", "ask_sums_by", "basis", "category_groups",
+    "first_categories", "gram_with", "kept_times", "preparation", "recipe", "shift",
+)  # fmt: skip
 class LazyArray(NDArrayOperatorsMixin, ColumnProducts):
     """Some columns of X, and an elementwise function of them; an operator for SciPy, an array for NumPy."""
 

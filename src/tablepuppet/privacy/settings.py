@@ -13,7 +13,7 @@ from typing import Any, Literal
 from tablepuppet.errors import PrivacyError
 from tablepuppet.privacy.accountant import check_delta
 from tablepuppet.privacy.label import MOST_CLASSES, check_label_epsilon
-from tablepuppet.spelling import class_checked, did_you_mean
+from tablepuppet.spelling import class_checked, did_you_mean, hides
 
 LabelMechanism = Literal["auto", "randomised_response", "laplace"]
 USUAL = "0.1 to 10 is usual, less is more private"
@@ -22,6 +22,7 @@ LEAST_DELTA, LARGEST = 1e-11, 1e100
 EPSILONS, LENGTHS = (1e-6, 1e6), (1e-60, 1e60)  # that parties take
 
 
+@hides("check_rows", "is_empty", "is_feature_private", "is_label_private", "of_settings")
 @class_checked
 @dataclass(frozen=True, kw_only=True)
 class Privacy:

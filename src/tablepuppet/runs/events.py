@@ -21,6 +21,7 @@ from tablepuppet.errors import ConfigError, without_controls
 from tablepuppet.runs import interrupts
 from tablepuppet.runs.figures import number
 from tablepuppet.runs.records import TripRecord
+from tablepuppet.spelling import hides
 
 ENDED_BY = {"fitted": "fit", "searched": "search"}  # a stage that ends by the event that says how
 UP_TO = frozenset({"fit", "pretrain"})  # stages that end when they are good enough: their total is a limit
@@ -87,6 +88,7 @@ def state_of(run: str) -> State:
     return "runs" if run in _LIVE else "stopped" if run in _FAILED else "ended"
 
 
+@hides("emit", "emit_trip", "wants_trips")
 class Events:
     """Hands each event to every reader, and to the log ``tablepuppet``."""
 

@@ -25,7 +25,7 @@ from tablepuppet.errors import without_controls
 from tablepuppet.runs.figures import shown
 from tablepuppet.runs.fitted_text import window_width
 from tablepuppet.runs.wide_table import WideTable
-from tablepuppet.spelling import unknown_key
+from tablepuppet.spelling import hides, unknown_key
 
 Align = Literal["left", "right"]
 _LINE = "rgba(128, 128, 128, 0.45)"
@@ -103,6 +103,7 @@ def _cell(tag: str, text: str, align: Align) -> str:
     return f'<{tag} style="{_CELL}{_ALIGNED[align]}">{escape(without_controls(text))}</{tag}>'
 
 
+@hides("table_view", "table_views")
 class ShownAsTables(ABC):
     """Something that prints as tables below each other: text wherever text is shown, HTML in a notebook."""
 

@@ -217,7 +217,7 @@ class FedOnce(SplitNN):
         elif self.host_ in model.tables:
             noisy.learn(
                 self.host_, messages, loss, self._highest_lr, self._schedule.batch_size, self.seed,
-                lambda done: report(out_of_units(done, self.unit_)),
+                lambda done: report(out_of_units(done, self._unit)),
             )  # fmt: skip
         model.forget()
         self.absent_ = sorted(model.absent)
@@ -286,7 +286,7 @@ class FedOnce(SplitNN):
         model.rejoin()
 
     def _new_model(self, relation: Relation, specs: Mapping[str, Bottom]) -> OnceModel:
-        model = OnceModel(self.host_, relation.client, self.encoding_, relation.wire, specs, self.l2, self.unit_)
+        model = OnceModel(self.host_, relation.client, self.encoding_, relation.wire, specs, self.l2, self._unit)
         if isinstance(self._promise, StepPromise):
             relation.events.emit("info", "privacy.noise", "choosing the noise of steps, which may take some seconds")
             model.noise = self._promise.choose({alias: model.table_model(alias).flat.size for alias in model.tables})

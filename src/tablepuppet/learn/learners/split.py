@@ -236,7 +236,7 @@ class SplitLearner(Learner):
 
     def _train(self, relation: Relation, loss: JoinedLoss, watch: Watch) -> tuple[Watched, Array]:
         self._fit_embeddings(relation, watch.validation is not None)
-        loss, self.unit_ = in_units(loss)
+        loss, self._unit = in_units(loss)
         specs = self._fitted_specs(relation)
         model = self._new_model(relation, specs)
         if not model.tables:
@@ -259,7 +259,7 @@ class SplitLearner(Learner):
         """Take an epoch of batches for each learning rate, reported in the label's own units."""
         learn_by_batches(
             exchange, loss, rates, self._schedule.batch_size, self.seed,
-            lambda done: report(out_of_units(done, self.unit_)), fixed,
+            lambda done: report(out_of_units(done, self._unit)), fixed,
         )  # fmt: skip
 
     @property
@@ -282,7 +282,7 @@ class SplitLearner(Learner):
         return found
 
     def _new_model(self, relation: Relation, specs: Mapping[str, Bottom]) -> SplitModel:
-        return SplitModel(relation.client, self.encoding_, relation.wire, specs, self.l2, self.unit_)
+        return SplitModel(relation.client, self.encoding_, relation.wire, specs, self.l2, self._unit)
 
     @abstractmethod
     def _top(self, widths: Mapping[str, int], constant: Array, double: bool) -> Top:
@@ -293,7 +293,7 @@ class SplitLearner(Learner):
     def facts(self) -> dict[str, Any]:
         """Facts of the fit, and what its networks are."""
         specs = {alias: msgspec.to_builtins(spec) for alias, spec in self._networks.specs.items()}
-        return super().facts() | {"bottoms": specs, "beside": list(self._networks.top.widths), "unit": self.unit_}
+        return super().facts() | {"bottoms": specs, "beside": list(self._networks.top.widths), "unit": self._unit}
 
     def arrays(self) -> dict[str, NDArray[Any]]:
         """The parameters of the top network."""
@@ -312,7 +312,7 @@ class SplitLearner(Learner):
                 "predictions may be wrong; fit and save the model again"
             )
         super().restore(facts, arrays)
-        self.unit_ = float(facts["unit"])
+        self._unit = float(facts["unit"])
         self._bottoms = {alias: msgspec.convert(spec, Bottom) for alias, spec in facts["bottoms"].items()}
         self._beside, self._top_theta = list(facts["beside"]), arrays["top"]
 
@@ -323,7 +323,7 @@ class SplitLearner(Learner):
         widths = {alias: specs[alias].outputs for alias in self._beside}
         top = self._top(widths, np.zeros(len(self.intercept_)), double)
         top.theta = self._top_theta
-        model = SavedSplitModel(specs, top, self.encoding_, stored, engine, wire, self.unit_)
+        model = SavedSplitModel(specs, top, self.encoding_, stored, engine, wire, self._unit)
         model.narrow = self.narrow
         return model
 

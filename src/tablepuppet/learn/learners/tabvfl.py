@@ -110,7 +110,7 @@ class TabVFL(SplitLearner):
                 f"set batch_size to {fits} or 'auto'"
             )
         self._schedule = Schedule(self._schedule.rounds, fits)
-        self.pretraining_epochs_ = self._most_pretrained(self._schedule.rounds)
+        self._pretraining_epochs = self._most_pretrained(self._schedule.rounds)
 
     def _fit_embeddings(self, relation: Relation, validated: bool) -> None:
         for alias in tables_of(relation.query):
@@ -134,19 +134,19 @@ class TabVFL(SplitLearner):
         more = len(relation.client.shards(alias)) > 1
         pretrained = often * (2 + more)
         if isinstance(self.pretrain_epochs, str):
-            self.pretraining_epochs_ = min(self.pretraining_epochs_, most // 2 // pretrained)
+            self._pretraining_epochs = min(self._pretraining_epochs, most // 2 // pretrained)
         # one batch may be begun and not used
-        return Cost(pretrained * self.pretraining_epochs_ + pretrained, often * (1 + more) + validated)
+        return Cost(pretrained * self._pretraining_epochs + pretrained, often * (1 + more) + validated)
 
     def _in_words(self, epochs: int) -> str:
-        return f"{self.pretraining_epochs_} epochs of pretraining and {epochs} after it"
+        return f"{self._pretraining_epochs} epochs of pretraining and {epochs} after it"
 
     # The fit
 
     def _learn_networks(self, model: SplitModel, relation: Relation, loss: JoinedLoss, watch: Watch) -> None:
         self.pretraining_ = Records()
-        if self.pretraining_epochs_:
-            self._pretrain(relation, model, falling(self._highest_lr, self.pretraining_epochs_), watch)
+        if self._pretraining_epochs:
+            self._pretrain(relation, model, falling(self._highest_lr, self._pretraining_epochs), watch)
         super()._learn_networks(model, relation, loss, watch)
 
     def _fitted_specs(self, relation: Relation) -> dict[str, Bottom]:

@@ -10,11 +10,12 @@ from typing import Any, ClassVar, Literal
 
 from tablepuppet.errors import ConfigError, LearnError
 from tablepuppet.learn.settings import COUNT, RATE, SHARE, Auto, Configured, Kind, Setting, or_auto, setting
-from tablepuppet.spelling import did_you_mean
+from tablepuppet.spelling import did_you_mean, hides
 
 SolverName = Literal["auto", "admm", "sgd", "lbfgs"]
 
 
+@hides("check_settings", "declared", "inner_trips", "of_file", "of_plain", "plain_settings", "sums_shards")
 class Solver(Configured):
     """A solver, and how shards of one table agree in it."""
 

@@ -22,6 +22,12 @@ from tablepuppet.prep.encode.encode import Encoding
 from tablepuppet.spelling import names_checked
 from tablepuppet.sql.query import OutputColumn
 
+__all__ = ["cnn", "mlp", "register", "registered", "tabnet"]
+
+
+def __dir__() -> list[str]:
+    return __all__
+
 
 @names_checked
 def mlp(hidden: Sequence[int] = (32,), embedding: int = 8, activation: Literal["relu", "tanh"] = "relu") -> Mlp:

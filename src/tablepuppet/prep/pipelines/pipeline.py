@@ -25,7 +25,7 @@ from tablepuppet.prep.pipelines.steps.map import Map
 from tablepuppet.prep.pipelines.steps.products import Interactions, Polynomial
 from tablepuppet.prep.pipelines.steps.scale import MinMax, Robust, Standardize
 from tablepuppet.prep.pipelines.steps.step import PrepStep
-from tablepuppet.spelling import did_you_mean, setting_meant
+from tablepuppet.spelling import did_you_mean, hides, setting_meant
 
 STEPS: Mapping[str, type[PrepStep]] = {
     each.__name__: each
@@ -36,6 +36,7 @@ STEPS: Mapping[str, type[PrepStep]] = {
 }  # fmt: skip
 
 
+@hides("labelled", "leaves_out", "maps", "of_plain")
 @dataclass(frozen=True)
 class Pipeline:
     """Steps in order, for ``fed.sql(..., prep=Pipeline([...]))``.
