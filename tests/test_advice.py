@@ -355,7 +355,7 @@ CASES = [
         lambda shop: ran(shop, "mkdir:runs/returns/metrics.json", "rmdir:runs/returns/metrics.json", "train|job.toml"),
     ),
     Advice(
-        "; name another output in the ",
+        "make room, or name another output in the ",
         lambda shop: ran(shop, "train|job.toml", swap="runs/returns=>job.toml/run"),
         lambda shop: ran(shop, "train|job.toml", swap="runs/returns=>another/run"),
     ),
@@ -448,6 +448,10 @@ def test_what_is_advised_works(shop: Shop, case: Advice) -> None:
 
 NO_REFUSAL = "no refusal"
 OTHERS = {
+    "{}; make room, then {}": "refused in tests/test_run_folder.py, which fills a disk",
+    "lower the budgets by it if something was": NO_REFUSAL,
+    "--end: name a session, or the first letters of one": "ended in tests/service/test_reload.py",
+    "the certificate of this party ends in": NO_REFUSAL,
     "Analysts: train and predict": NO_REFUSAL,
     "{}; run folder: {}": NO_REFUSAL,
     "{}, round {} kept": NO_REFUSAL,

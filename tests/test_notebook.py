@@ -261,7 +261,7 @@ def test_errors_are_short(shown: Shown) -> None:
     ]
     assert "ConfigError: alone" in ANSI.sub("", shown.result("no calls")["text/plain"].replace("\\x1b", "\x1b"))
     assert len(shown.error("no file").splitlines()) <= 10
-    assert "PartyError: " in shown.error("no file")
+    assert "UnavailableError: " in shown.error("no file")
 
 
 def test_the_whole_traceback_stays_reachable(shown: Shown) -> None:

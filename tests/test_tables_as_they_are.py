@@ -124,7 +124,12 @@ def test_dir_of_results_and_settings(relation: tp.Relation) -> None:
         "check_rows",
     }
     things: list[Any] = [relation.describe(), relation.quantile([0.5]), relation.matrix(), tp.Privacy(), tp.ADMM()]
-    things += [tp.prep.Pipeline([tp.prep.Standardize()]), tp.Federation({"mine": {"t": {"a": [1]}}}).events, tp.bottom, tp]
+    things += [
+        tp.prep.Pipeline([tp.prep.Standardize()]),
+        tp.Federation({"mine": {"t": {"a": [1]}}}).events,
+        tp.bottom,
+        tp,
+    ]
     things += [tp.cross_validate(tp.LogisticRegression(), relation, folds=2)]
     for thing in things:
         assert {name for name in dir(thing) if name in own or name.startswith("_")} <= {"__version__"}

@@ -339,7 +339,7 @@ CASES = [
         two_classes,
     ),
     Advice("name another folder, or remove the file", of_two_runs, another_folder),
-    Advice("; remove it", damaged, without_damaged),
+    Advice("is empty or damaged: remove it", damaged, without_damaged),
     Advice(
         "Write model.save(folder) and tp.load(folder, fed)",
         lambda shop: pickle.dumps(tp.linalg.lm(numbers(shop), shop.y)),
