@@ -181,7 +181,7 @@ def warned(columns: str = 'credit = "feature"', **settings: Any) -> Callable[[Sh
 
     def check(shop: Shop) -> Any:
         folder = place(shop, "warned")
-        (folder / "state").mkdir()
+        (folder / "state").mkdir(mode=0o700)
         new_authority(folder)
         issue(folder, "bank")
         new_blinding_key(folder / "blinding.key")
