@@ -132,7 +132,7 @@ def hides(*own: str) -> Callable[[Class], Class]:
 
     def hidden(made: Class) -> Class:
         left_out = frozenset({*own, *getattr(made, "_left_out", ())})
-        listed = made.__dir__
+        listed: Callable[[object], Iterable[str]] = made.__dir__  # type: ignore[assignment]
 
         def names(self: object) -> list[str]:
             return sorted(name for name in listed(self) if name[0] != "_" and name not in left_out)
