@@ -15,7 +15,7 @@ from pathlib import Path
 
 import msgspec
 
-from tablepuppet.errors import ConfigError, PartyError
+from tablepuppet.errors import ConfigError, PartyError, TablePuppetError
 from tablepuppet.party.config import PartyFile
 from tablepuppet.wire.desk import Desk, Session
 
@@ -34,7 +34,7 @@ class Control:
     """Answers at the state folder of a party until it is closed, in a thread of its own."""
 
     def __init__(self, state: Path, desk: Callable[[], Desk]):
-        self._desk, self._state = desk, state
+        self._desk, self._state, self._closed = desk, state, threading.Event()
         self._line = socket.socket(socket.AF_UNIX)
         with _short(state) as folder:
             with suppress(FileNotFoundError):
@@ -48,10 +48,10 @@ class Control:
         threading.Thread(target=self._serve, name="control", daemon=True).start()
 
     def _serve(self) -> None:
-        with suppress(OSError):  # it was closed
-            while True:
+        while not self._closed.is_set():
+            with suppress(OSError, msgspec.MsgspecError, TablePuppetError):  # one question fails, not those after it
                 line, _ = self._line.accept()
-                with line, suppress(OSError, msgspec.MsgspecError):
+                with line:
                     line.settimeout(PATIENCE)
                     question = msgspec.json.decode(_read(line, MOST), type=Question)
                     desk = self._desk()
@@ -60,6 +60,7 @@ class Control:
 
     def close(self) -> None:
         """Answer no more."""
+        self._closed.set()
         with suppress(OSError):
             self._line.shutdown(socket.SHUT_RDWR)
         self._line.close()

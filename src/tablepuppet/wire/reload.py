@@ -25,8 +25,11 @@ AT_ONCE = ("allow", "tables", "peers", "deliver", "tls")  # fields that need no 
 
 def reload(
     server: FlightServer, before: PartyFile, file: PartyFile, metrics: Metrics | None = None
-) -> tuple[FlightServer, PartyFile]:
-    """The service and the settings that hold from now on; ConfigError or PartyError if nothing was changed."""
+) -> tuple[ServerTls | None, PartyFile]:
+    """The certificates and settings that hold from now on; ConfigError or PartyError if nothing was changed.
+
+    If the certificates are others than the server's, the caller starts a new listener with them (`FlightServer.again`).
+    """
     later = [name for name in file.__struct_fields__ if getattr(file, name) != getattr(before, name)]
     later = [name for name in later if name not in AT_ONCE]
     settings = msgspec.structs.replace(before, **{name: getattr(file, name) for name in AT_ONCE})
@@ -40,12 +43,10 @@ def reload(
     if metrics is not None:
         metrics.adopt(policy)
     ended = server.desk.put_away(_changed(before, settings))
-    if tls != server.tls:
-        server = server.again(tls)
     log.info("the party file was read again: policy %s; %s sessions were put away", settings.policy_hash, ended)
     if later:
         log.warning("the party file has changes that need a restart, and have no effect yet: %s", ", ".join(later))
-    return server, settings
+    return tls, settings
 
 
 def _changed(before: PartyFile, now: PartyFile) -> frozenset[str]:

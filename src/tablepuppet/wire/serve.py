@@ -106,11 +106,17 @@ class Service:
     warned: str = ""  # the day on which the certificate was last warned of
 
     def reload(self) -> None:
-        """Take over what the party file says now; if that cannot be, everything stays as it is."""
+        """Take over what the party file says now; if that cannot be, everything stays as it is.
+
+        ConfigError if the new listener does not start: nobody can call any more, so the process must end.
+        """
         try:
-            self.server, self.settings = reload(self.server, self.settings, self.read_again(), self.metrics)
+            tls, self.settings = reload(self.server, self.settings, self.read_again(), self.metrics)
         except TablePuppetError as error:
             log.error("the party file is not taken over, and everything stays as it was: %s", error)
+            return
+        if tls != self.server.tls:
+            self.server = self.server.again(tls)
 
     def look_after(self) -> None:
         """Clean up connections and silent sessions, and warn once a day of a certificate that ends soon."""
