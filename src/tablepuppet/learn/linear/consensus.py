@@ -26,7 +26,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tablepuppet.errors import PartyError
+from tablepuppet.learn.linear.ops import Turn
 from tablepuppet.learn.linear.ridge import Curvature, diagonal_ridge_parameters, ridge_of, square_curvature
+from tablepuppet.learn.tables.over_shards import NOTHING, Facts, RowGradients, Update
 from tablepuppet.mapping.table_mapping import Floats, ShardRows
 from tablepuppet.operators.lou import LearningOverUnion
 from tablepuppet.party.allowance import check_memory
@@ -150,6 +152,7 @@ class Consensus:
         model: str, inner: Inner,
     ):  # fmt: skip
         self.lou, self.inner, self.l2 = lou, inner, l2
+        self.disagreement = 0.0  # how much the shards could still gain
         self.common: dict[str, Any] = {"encoding": encoding.id, "model": model}
         widths = {alias: len(encoding.names(alias)) for alias in aliases}
         self.parts = {
@@ -168,14 +171,17 @@ class Consensus:
     def start(self) -> None:
         """Nothing to wait for: the first preconditioner follows from the encoding."""
 
-    def turn(self, rows: Mapping[str, Floats], curvature: Curvature) -> float:
-        """Set the direction of every table; return how much the shards could still gain: their disagreement."""
-        gain = 0.0
+    def step(self, update: Update, rows: RowGradients | None) -> dict[str, Facts]:
+        """Take an update; one with rows asks for a direction, on which shards agree in some inner rounds."""
+        if rows is None:
+            return {alias: update.take(part, NOTHING, NOTHING) for alias, part in self.parts.items()}
+        assert isinstance(update, Turn), "batches need sums of gradients"
+        self.disagreement = 0.0
         for number in range(self.inner.rounds if self.parts else 0):
-            gain = self._round(None if number else rows, curvature)
+            self.disagreement = self._round(None if number else rows.values, update.curvature)
         for alias, part in self.parts.items():
             ridge_of(part).direction = self.agreed[alias].reshape(part.theta.shape) - part.theta
-        return gain
+        return {alias: update.facts(part, known=0) for alias, part in self.parts.items()}
 
     def _round(self, rows: Mapping[str, Floats] | None, curvature: Curvature) -> float:
         """One inner round of every table; if ``rows`` are given, they begin a new problem."""

@@ -11,13 +11,14 @@ dropped whenever a party is lost or returns. What the scores contain of a lost t
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from tablepuppet.learn.linear.ridge import ridge_of
 from tablepuppet.learn.tables.federated import FederatedModel
+from tablepuppet.learn.tables.over_shards import Stepped
 from tablepuppet.mapping.table_mapping import ShardRows
 from tablepuppet.operators.client import Pending
 
@@ -28,14 +29,13 @@ ShardKey = tuple[str, str]  # alias, party
 class LostParties:
     """Which tables and shards are lost, and what the scores lack because of it."""
 
-    def __init__(self, model: FederatedModel, sent: Callable[[str, Array], dict[str, Any]]):
-        """``sent`` are the arguments of an op with a table's parameters."""
-        self.model, self._sent = model, sent
-        self.still: set[str] = set()  # lost tables with one shard: their parameters do not change
+    def __init__(self, model: FederatedModel):
+        self.model = model
+        self.still: frozenset[str] = frozenset()  # lost tables with one shard: their parameters do not change
         self.changed = False  # whether a party was lost or returned in this round
         self._since: dict[ShardKey, Array] = {}  # shards that are lost: the parameters that their predictions are of
         self._missed: dict[str, Array] = {}  # what the scores of returned shards lack, by base rows
-        self._products: dict[str, Array] = {}  # by table with one shard, of the last round in which it was there
+        self._products: dict[str, Array] = {}  # by table, of the last round in which it was there
         self._squares: dict[str, float] = {}
 
     def instead(self, alias: str, shard: ShardRows) -> dict[str, Any]:
@@ -48,19 +48,22 @@ class LostParties:
         model = self.model
 
         def arguments(alias: str, shard: ShardRows) -> dict[str, Any] | None:
-            known = self._since.get((alias, shard.party))
-            return None if known is None else self._sent(alias, model.shared[alias].theta - known)
+            since = self._since.get((alias, shard.party))
+            if since is None:
+                return None
+            change = model.shared[alias].theta - since
+            centre = ridge_of(model.shared[alias]).centre(change)
+            return {**model.sent({alias: change})[alias], "centre": centre, **model.precision}
 
         return model.lou.client.ask("model.apply", arguments, self.instead)
 
-    def learn(self, directions: Pending, predictions: Pending, missed: Pending, steps: int) -> None:
+    def learn(self, found: Stepped, missed: Pending, steps: int) -> None:
         """Find out from the replies of a round which parties are lost; tables store ``steps`` steps."""
         model, before = self.model, (self.still, set(self._since))
-        self.still = {alias for alias in model.alone if any(directions.missed(alias))}
-        self._missed, replies, late_replies = {}, directions.read(), missed.read()
-        for alias in model.together:
+        self.still, self._missed, late_replies = found.still, {}, missed.read()
+        for alias, are_lost in found.missed.items():
             late = iter(late_replies[alias])
-            for shard, is_lost in zip(model.lou.client.shards(alias), predictions.missed(alias), strict=True):
+            for shard, is_lost in zip(model.lou.client.shards(alias), are_lost, strict=True):
                 place = (alias, shard.party)
                 late_prediction = next(late)["image"] if place in self._since else None
                 if is_lost:
@@ -69,12 +72,12 @@ class LostParties:
                     del self._since[place]
                     self._add(alias, shard, late_prediction)
         self.changed = before != (self.still, set(self._since))
-        found = {a: replies[a][0]["products"] for a in model.alone if a not in self.still}
+        products = {alias: facts["products"] for alias, facts in found.facts.items()}
         if self.changed:  # tables no longer store the same steps
-            self._products |= {alias: each[np.ix_([0, -1], [0, -1])] for alias, each in found.items()}
+            self._products |= {alias: each[np.ix_([0, -1], [0, -1])] for alias, each in products.items()}
         else:
-            model.check_products(found, steps + 2)
-            self._products |= {alias: _with_earlier(each, self._products.get(alias)) for alias, each in found.items()}
+            model.check_products(products, steps + 2)
+            self._products |= {a: _with_earlier(each, self._products.get(a)) for a, each in products.items()}
 
     def _add(self, alias: str, shard: ShardRows, prediction: Array) -> None:
         if alias not in self._missed:
@@ -90,11 +93,10 @@ class LostParties:
         elif self._missed:
             model.loj.add(self._missed)
 
-    def total(self, shared: list[Array], steps: int) -> Array:
+    def total(self, steps: int) -> Array:
         """Inner products over all tables; of lost tables only those of the parameters count."""
-        if self.changed:
-            shared, steps = [each[np.ix_([0, -1], [0, -1])] for each in shared], 0
-        products = [*(each for alias, each in self._products.items() if alias not in self.still), *shared]
+        steps = 0 if self.changed else steps
+        products = [each for alias, each in self._products.items() if alias not in self.still]
         found = np.sum([np.zeros((steps + 2, steps + 2)), *products], axis=0)
         found[-1, -1] += sum(self._squares.get(alias, 0.0) for alias in self.still)
         return np.asarray(found)

@@ -18,15 +18,16 @@ from numpy.typing import NDArray
 from tablepuppet.algebra.ops import gram_noise
 from tablepuppet.learn.linear.consensus import Consensus, Inner
 from tablepuppet.learn.linear.lost_parties import LostParties
-from tablepuppet.learn.linear.ops import advance_parameters
+from tablepuppet.learn.linear.ops import Advance, Turn
 from tablepuppet.learn.linear.ridge import LARGE, Curvature, Ridge, noisy_ridge_parameters, ridge_of, ridge_parameters
 from tablepuppet.learn.loss.joined_loss import GRADIENT, JoinedLoss
 from tablepuppet.learn.noise.plan import FeatureNoise
 from tablepuppet.learn.noise.predictions import DirectionNoise
 from tablepuppet.learn.tables.federated import FederatedModel
+from tablepuppet.learn.tables.over_shards import RowGradients, ShardSums
 from tablepuppet.learn.tables.parameters import TableParameters
-from tablepuppet.mapping.table_mapping import Floats, ShardRows
-from tablepuppet.operators.client import Client, Pending
+from tablepuppet.mapping.table_mapping import Floats
+from tablepuppet.operators.client import Client
 from tablepuppet.operators.joined_rows import Column, JoinedRows
 from tablepuppet.operators.lou import LearningOverUnion
 from tablepuppet.party.spec import Linear
@@ -35,15 +36,20 @@ from tablepuppet.prep.encode.encode import Encoding
 Array = NDArray[np.float64]
 
 
-class Sums:
+class GramSums(ShardSums):
     """Tables with several shards, whose Gram matrices and gradients add up: one inner round is exact (LoU)."""
+
+    disagreement = 0.0
 
     def __init__(
         self, lou: LearningOverUnion, encoding: Encoding, aliases: list[str], spec: Linear, l2: float,
         noise: FeatureNoise | None = None,
     ):  # fmt: skip
-        self.lou, self.encoding, self.aliases, self.spec, self.l2, self.noise = lou, encoding, aliases, spec, l2, noise
-        self.parts: dict[str, TableParameters] = {}  # by table, from `start` on
+        super().__init__(
+            lou, aliases, self._sent, lambda alias: spec.theta_shape(len(encoding.names(alias))), self._bound,
+            noisy=noise is not None, begin=self.start,
+        )  # fmt: skip
+        self.encoding, self.spec, self.l2, self.noise = encoding, spec, l2, noise
         arguments = {
             alias: {"centres": self._centres(alias)} if noise is None else {"noise": noise.of_gram(self._rows(alias))}
             for alias in aliases
@@ -90,37 +96,15 @@ class Sums:
                     gram, noise * math.sqrt(self.lou.shards(alias)), self.spec.outputs
                 )
 
-    def turn(self, rows: Mapping[str, Floats], curvature: Curvature) -> float:
-        """Set the direction of every table; return 0, since exact sums leave no disagreement."""
-        noise = self.noise
-        arguments = {a: {} if noise is None else {"noise": noise.of_sums(self._rows(a))} for a in self.aliases}
-        asked = self.lou.ask(
-            "model.gradient", self.aliases, rows, arguments, self._left_out if noise is None else None,
-            lambda alias: {"sums": self._bound(alias, rows[alias])}, encoding=self.encoding.id, spec=self.spec,
-        )  # fmt: skip
-        sums = asked.read()
-        self.start()
-        for alias, part in self.parts.items():
-            total, ridge = self.lou.add(sums[alias], "sums"), ridge_of(part)
-            if noise is None:
-                total = ridge.centred(total, self._sum_sent(alias, rows[alias], asked.missed(alias)))
-            ridge.turn(part.theta, total, self.l2, curvature)
-        return 0.0
-
-    def _sum_sent(self, alias: str, rows: Floats, missed: list[bool]) -> Array:
-        """The sum of what shards were sent, as it is rounded; those that are lost are left out."""
-        shards = zip(self.lou.client.shards(alias), missed, strict=True)
-        parts = [self.lou.sent(rows, shard).sum(axis=0, dtype=np.float64) for shard, is_lost in shards if not is_lost]
-        return np.asarray(np.sum([np.zeros(rows.shape[1:]), *parts], axis=0))
+    def _sent(self, alias: str) -> dict[str, Any]:
+        """A linear model needs no parameters for its gradient."""
+        noise = {} if self.noise is None else {"noise": self.noise.of_sums(self._rows(alias))}
+        return {"encoding": self.encoding.id, "spec": self.spec, **noise}
 
     def _bound(self, alias: str, rows: Floats) -> float:
         if self.noise is None:
             return self.lou.bound(rows) * self.encoding.largest(alias)
         return self.noise.clip * self._with_noise(alias, self.noise.step)
-
-    def _left_out(self, alias: str, _: ShardRows) -> dict[str, Array]:
-        """The reply used for a lost shard: zero sums, so its rows are left out."""
-        return {"sums": np.zeros(self.spec.theta_shape(len(self.encoding.names(alias))))}
 
 
 class LinearModel(FederatedModel):
@@ -134,26 +118,25 @@ class LinearModel(FederatedModel):
         noise: FeatureNoise | None = None,
     ):  # fmt: skip
         super().__init__(client, rows, encoding, wire, Linear(rows.outputs), l2, noise=noise)
-        self.disagreement = 0.0  # how much shards could still gain by more inner rounds of consensus
         self.left = 0.0  # decrease that the gradient promises where tables' ridge solves leave it out
         self.centre = np.zeros(rows.outputs)  # mean over joined rows that was subtracted from X p
         self.rounding = 0.0  # of X p: the root mean square of its rounding error, about
-        self.lost, self._steps = LostParties(self, self._sent_centred), 0
+        self.lost, self._steps = LostParties(self), 0
         self._bounds: dict[str, float] = {}  # by table with one shard: what its last noisy X p was cut to
         arguments = {a: {} if noise is None else {"noise": noise.of_gram(self.rows(a))} for a in self.alone}
         self.lou.ask(
             "ridge.start", self.alone, by_alias=arguments, spec=self.spec, joined_rows=len(client.mapping), l2=l2,
             **self.at_party,
         )  # fmt: skip
-        self._union: Sums | Consensus
+        self.over: GramSums | Consensus
         if inner is None:
-            self._union = Sums(self.lou, encoding, self.together, self.spec, l2, noise)
+            self.over = GramSums(self.lou, encoding, self.together, self.spec, l2, noise)
         else:
-            self._union = Consensus(self.lou, encoding, self.together, self.spec, l2, self.name, inner)
+            self.over = Consensus(self.lou, encoding, self.together, self.spec, l2, self.name, inner)
 
     def penalise(self, l2: float) -> None:
         """Go on with another L2 penalty: parameters, Gram matrices and steps stay."""
-        self.l2 = self._union.l2 = l2
+        self.l2 = self.over.l2 = l2
 
     @property
     def is_exact(self) -> bool:
@@ -162,7 +145,7 @@ class LinearModel(FederatedModel):
 
     def send_as(self, wire: str) -> None:
         """Send values in this precision from now on, and ask for such."""
-        self.lou = self._union.lou = replace(self.lou, wire=wire)
+        self.lou = self.over.lou = replace(self.lou, wire=wire)
 
     @property
     def precision(self) -> dict[str, Any]:
@@ -172,71 +155,52 @@ class LinearModel(FederatedModel):
     @property
     def shared(self) -> Mapping[str, TableParameters]:
         """Parameters held by the coordinator, from sums of shards or from consensus; those of sums from `start` on."""
-        return self._union.parts
+        return self.over.parts
 
     def start(self) -> None:
         """Begin at tables with several shards: a trip, unless one has brought their Gram matrices already."""
-        self._union.start()
+        self.over.start()
+
+    @property
+    def disagreement(self) -> float:
+        """How much shards could still gain by more inner rounds of consensus."""
+        return self.over.disagreement
 
     def direction(self, rows: Mapping[str, Floats], curvature: Curvature, into: Column) -> Array:
         """Write X p of the new direction p into a column; return the inner products summed over tables.
 
         Columns are centred, unless there is noise: ``centre`` is what the intercept absorbs.
         """
-        turned = self._ask_directions(rows, curvature)
-        self.disagreement = self._union.turn(rows, curvature)
-        moved, missed = self._ask_shared(), self.lost.ask_missed()
-        predictions, replies = self.joined(moved.read(), self.together), turned.read()
-        predictions |= self.joined(replies, self.alone)
-        self.lost.learn(turned, moved, missed, self._steps)
-        ridges = [ridge_of(part) for part in self.shared.values()]
-        self.left = sum(float(replies[a][0]["left"]) for a in self.alone) + sum(ridge.left for ridge in ridges)
-        centres = [replies[alias][0]["centre"] for alias in self.alone]
-        centres += [ridge.centre(ridge.direction) for ridge in ridges if self.noise is None]
-        self.centre = np.zeros(self.outputs) + sum(centres)
-        if self.noise is None:
-            magnitudes = [float(replies[alias][0]["magnitude"]) for alias in self.alone]
-            magnitudes += [ridge.magnitude(ridge.direction) for ridge in ridges]
-            sent = sum(float(np.sqrt(np.mean(np.square(each)))) for each in predictions.values())
-            self.rounding = rounding_of(self.lou.wire) * sent + rounding_of("float64") * sum(magnitudes)
-        if self.noise is not None:  # and nobody is lost, as nothing stands in for noisy directions
-            self._bounds = {alias: float(replies[alias][0]["bound"]) for alias in self.alone}
-        shared = [ridge_of(part).products(part.theta) for part in self.shared.values()]
-        self.loj.gather(predictions, into)
-        return self.lost.total(shared, self._steps)
-
-    def _ask_directions(self, rows: Mapping[str, Floats], curvature: Curvature) -> Pending:
-        """Ask tables with one shard."""
-        noise, arguments = self.noise, dict[str, dict[str, Any]]()
+        noise, missed = self.noise, self.lost.ask_missed()
         if noise is not None:
             noise.steps += 1
             noise.images += 1
-            images = {} if noise.image is None else {"prediction_noise": noise.of_predictions(None)}
-            arguments = {a: {"noise": noise.of_sums(self.rows(a)), **images} for a in self.alone}
-        return self.lou.ask(
-            "ridge.direction", self.alone, rows, arguments, self.lost.instead if noise is None else None,
-            l2=self.l2, curvature=curvature, known=max(self._steps - 1, 0), **self.at_party, **self.precision,
-        )  # fmt: skip
+        turn = Turn(self.l2, curvature, max(self._steps - 1, 0), noise is None, self.precision.get("exact"))
+        instead = self.lost.instead if noise is None else None
+        found = self.step(turn, RowGradients(rows), instead, noise=self._noise_of_steps())
+        self.lost.learn(found, missed, self._steps)
+        self.left = sum(float(left) for left in found.listed("left"))
+        self.centre = np.zeros(self.outputs) + sum(found.listed("centre"))
+        if noise is None:
+            sent = sum(float(np.sqrt(np.mean(np.square(each)))) for each in found.predictions.values())
+            magnitude = sum(float(each) for each in found.listed("magnitude"))
+            self.rounding = rounding_of(self.lou.wire) * sent + rounding_of("float64") * magnitude
+        else:  # and nobody is lost, as nothing stands in for noisy directions
+            self._bounds = {alias: float(facts["bound"]) for alias, facts in found.facts.items() if "bound" in facts}
+        self.loj.gather(found.predictions, into)
+        return self.lost.total(self._steps)
 
-    def _ask_shared(self) -> Pending:
-        """Ask tables with several shards for their part of X p."""
-        directions = {alias: ridge_of(part).direction for alias, part in self.shared.items()}
-        if self.noise is not None:
-            return self.ask_applied(self.lou, directions, self.lost.instead)
-        arguments = {alias: self._sent_centred(alias, each) for alias, each in directions.items()}
-        return self.lou.ask(self.sent_op, arguments, by_alias=arguments, instead=self.lost.instead)
-
-    def _sent_centred(self, alias: str, theta: Array) -> dict[str, Any]:
-        """The arguments of an op that returns centred predictions of a table with several shards."""
-        centre = ridge_of(self.shared[alias]).centre(theta)
-        return {**self.sent({alias: theta})[alias], "centre": centre, **self.precision}
+    def _noise_of_steps(self) -> dict[str, dict[str, Any]]:
+        """By table: the arguments for noise on what its party computes."""
+        noise = self.noise
+        if noise is None:
+            return {}
+        images = {} if noise.image is None else {"prediction_noise": noise.of_predictions(None)}
+        return {alias: {"noise": noise.of_sums(self.rows(alias)), **images} for alias in self.tables}
 
     def advance(self, mix: Array, memory: int) -> None:
         """Take the step ``mix``, a combination of the new direction and earlier steps; keep ``memory`` steps."""
-        moving = [alias for alias in self.alone if alias not in self.lost.still]
-        self.lou.ask("ridge.advance", moving, model=self.name, mix=mix, memory=memory)
-        for part in self.shared.values():
-            advance_parameters(part, mix, memory)
+        self.tell(Advance(mix, memory), self.lost.still)
         self.lost.advance(mix)
         self._steps = min(len(mix), memory)
 

@@ -20,6 +20,8 @@ rows themselves: they get separate noise, or none.
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -38,6 +40,7 @@ from tablepuppet.learn.linear.wide_gram import WIDE, WideGram
 from tablepuppet.learn.tables.linear import LinearRows
 from tablepuppet.learn.tables.noisy import noisy_gradient, noisy_predictions
 from tablepuppet.learn.tables.ops import on_wire
+from tablepuppet.learn.tables.over_shards import NOTHING, Facts
 from tablepuppet.learn.tables.parameters import (
     TableParameters,
     hold_parameters,
@@ -87,6 +90,50 @@ def start(
     return {}
 
 
+@dataclass(frozen=True)
+class Turn:
+    """Ask for a new direction p: T p, the inner products of p with stored steps and parameters, and what p is worth.
+
+    Inner products of the ``known`` oldest steps with each other are left out by a party, which has returned them
+    before. Without noise, columns are ``centred``, and ``centre`` is the mean of T p that was subtracted.
+    """
+
+    l2: float
+    curvature: Curvature
+    known: int = 0
+    centred: bool = True
+    exact: bool | None = None  # whether T p is sent in double precision; None: as the session says
+    op = "ridge.direction"
+
+    @property
+    def arguments(self) -> dict[str, Any]:
+        """As `direction` takes them."""
+        found: dict[str, Any] = {"l2": self.l2, "curvature": self.curvature, "known": self.known}
+        return found if self.exact is None else found | {"exact": self.exact}
+
+    def take(self, part: TableParameters, sums: Array, total: Array) -> Facts:
+        """At a table's parameters, with T^T Y and the sum of Y over all rows."""
+        self.turn(part, sums, total)
+        return self.facts(part, known=0)
+
+    def turn(self, part: TableParameters, sums: Array, total: Array) -> Array:
+        """The ridge solve."""
+        ridge = ridge_of(part)
+        return ridge.turn(part.theta, ridge.centred(sums, total) if self.centred else sums, self.l2, self.curvature)
+
+    def facts(self, part: TableParameters, known: int) -> dict[str, Any]:
+        """What is returned beside T p."""
+        ridge = ridge_of(part)
+        centre = ridge.centre(ridge.direction) if self.centred else np.zeros(1)
+        facts = {"left": ridge.left, "magnitude": ridge.magnitude(ridge.direction), "centre": centre}
+        return {"products": ridge.products(part.theta, known), **facts}
+
+    def shown(self, part: TableParameters) -> dict[str, Any]:
+        """T p."""
+        ridge = ridge_of(part)
+        return {"theta": ridge.direction} | ({"centre": ridge.centre(ridge.direction)} if self.centred else {})
+
+
 @op(
     "ridge.direction",
     asked="linear `lbfgs`, `admm`",
@@ -106,40 +153,34 @@ def direction(
     noise: SumNoise | None = None, prediction_noise: PredictionNoise | None = None, exact: bool = False,
     known: SomeOrNone = 0,
 ) -> Values:  # fmt: skip
-    """T p for a new direction p, its inner products with stored steps and parameters, and the bound of noisy T p.
+    """`Turn` at a table with one shard, and the bound of noisy T p.
 
-    Inner products of the ``known`` oldest steps with each other are left out.
-
-    ``noise`` is for the gradient; T p has noise only if ``prediction_noise`` is given too. Without noise, T p is that
-    of centred columns, ``centre`` is the mean that was subtracted, and if it is ``exact``, it is not rounded.
+    ``noise`` is for the gradient; T p has noise only if ``prediction_noise`` is given too. If it is ``exact``, it is
+    not rounded.
     """
     if noise is None:
         part, data = parameters_of(table, model), sealed(table, view, encoding)
     else:
         part, data = noisy_parameters(table, model), encoded_for_noise(table, view, encoding)
-    ridge = ridge_of(part)
+    ridge, update = ridge_of(part), Turn(l2, curvature, known, centred=noise is None)
     _check_fit(part, rows, curvature, data)
     with unchanged_if_refused(part):
         if noise is None:
             wide = rows.astype(np.float64, copy=False)
-            sums = ridge.centred(data.open().transposed_times(wide), wide.sum(axis=0))
+            update.turn(part, data.open().transposed_times(wide), wide.sum(axis=0))
         else:
-            sums = noisy_gradient(table, data, LinearRows(), part.theta, rows, noise)
-        ridge.turn(part.theta, sums, l2, curvature)
-        bound, centre = 0.0, np.zeros(1)
+            update.turn(part, noisy_gradient(table, data, LinearRows(), part.theta, rows, noise), NOTHING)
+        facts, bound = update.facts(part, known), 0.0
         if noise is None or prediction_noise is None:
             with table.for_reply():
                 found = data.open().times(ridge.direction)
             if noise is None:
-                centre = ridge.centre(ridge.direction)
-                found -= centre if found.ndim == 2 else centre[0]
+                found -= facts["centre"] if found.ndim == 2 else facts["centre"][0]
             image = on_wire(found, table.wire, exact=exact)
         else:
             bound = ridge.bound(ridge.direction)
             image = noisy_predictions(table, data, LinearRows(), ridge.direction, bound, prediction_noise.multiplier)
-        products = ridge.products(part.theta, known)
-        facts = {"left": ridge.left, "magnitude": ridge.magnitude(ridge.direction), "centre": centre}
-        return {"image": image, "products": products, "bound": bound, **facts}
+        return {"image": image, "bound": bound, **facts}
 
 
 def _check_fit(part: TableParameters, rows: Array, curvature: Curvature, data: SealedTable) -> None:
@@ -150,16 +191,33 @@ def _check_fit(part: TableParameters, rows: Array, curvature: Curvature, data: S
         raise PartyError("rows, curvature and parameters do not fit each other")
 
 
+@dataclass(frozen=True)
+class Advance:
+    """Take the step ``mix``, a combination of the direction and earlier steps; keep ``memory`` steps."""
+
+    mix: Array
+    memory: int
+    op = "ridge.advance"
+
+    @property
+    def arguments(self) -> dict[str, Any]:
+        """As `advance` takes them."""
+        return {"mix": self.mix, "memory": self.memory}
+
+    def take(self, part: TableParameters, sums: Array, total: Array) -> Facts:
+        """At a table's parameters."""
+        part.theta = ridge_of(part).advance(part.theta, self.mix, self.memory)
+        return {}
+
+    def shown(self, part: TableParameters) -> dict[str, Any]:
+        """No predictions: the coordinator computes the scores itself."""
+        return {}
+
+
 @op("ridge.advance", asked="linear `lbfgs`, `admm`", releases=Release.COUNTS, returns={})
 def advance(table: LocalTable, view: str, model: str, mix: List, memory: SomeOrNone) -> Values:
-    """Take the step that the coordinator chose."""
-    advance_parameters(parameters_of(table, model), mix, memory)
-    return {}
-
-
-def advance_parameters(part: TableParameters, mix: Array, memory: int) -> None:
-    """Take the step ``mix``, a combination of the direction and earlier steps."""
-    part.theta = ridge_of(part).advance(part.theta, mix, memory)
+    """`Advance` at a table with one shard."""
+    return dict(Advance(mix, memory).take(parameters_of(table, model), NOTHING, NOTHING))
 
 
 @op(

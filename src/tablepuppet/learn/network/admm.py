@@ -19,7 +19,7 @@ steps are taken as they are, and rho damps them. In the code, ``pull`` is rho / 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -33,9 +33,10 @@ from tablepuppet.learn.solve.admm import RESIDUAL, SharingResidual, auto_rho
 from tablepuppet.learn.solve.plateau import Plateau
 from tablepuppet.learn.tables.federated import FederatedModel
 from tablepuppet.learn.tables.network import NetworkTable, need_torch
+from tablepuppet.learn.tables.over_shards import NOTHING, Facts, RowGradients, Update
 from tablepuppet.learn.tables.parameters import TableParameters, parameters_of
 from tablepuppet.learn.threads import one_thread
-from tablepuppet.mapping.table_mapping import Floats, ShardRows
+from tablepuppet.mapping.table_mapping import ShardRows
 from tablepuppet.party.arguments import Some
 from tablepuppet.party.local_table import LocalTable
 from tablepuppet.party.ops import Values, op
@@ -165,54 +166,70 @@ class InnerSettings:
     rho: float | str  # of consensus
 
 
-class ThetaUpdates:
-    """The coordinator's side: asks every table for its theta-update."""
+@dataclass(frozen=True)
+class ThetaUpdate:
+    """The theta-update of a table (Eq. 16); its party minimises by descent, shards by consensus (`Agreement`)."""
+
+    rho: float
+    joined_rows: int
+    l2: float
+    steps: int  # of the local optimiser
+    op = "proximal.solve"
+
+    @property
+    def pull(self) -> float:
+        """The weight of the proximal term."""
+        return self.rho / self.joined_rows
+
+    @property
+    def arguments(self) -> dict[str, Any]:
+        """As `solve` takes them."""
+        return {"pull": self.pull, "l2": self.l2, "steps": self.steps}
+
+    def take(self, part: TableParameters, sums: Array, total: Array) -> Facts:
+        """The agreed parameters are the sum of what shards propose."""
+        part.theta = sums
+        return {"square": part.square}
+
+    def shown(self, part: TableParameters) -> dict[str, Any]:
+        """Predictions with the new parameters."""
+        return {"theta": part.theta}
+
+
+class Agreement:
+    """Consensus among the shards of each table (Eq. 20): how the coordinator takes a `ThetaUpdate`."""
 
     def __init__(self, model: FederatedModel, inner: InnerSettings):
-        self.model, self.inner = model, inner
-        self._squares: dict[str, float] = {}  # |theta|^2 by table, of those with one shard
+        self.model, self.inner, self.lou, self.parts = model, inner, model.lou, dict(model.shared)
         self._sums: dict[tuple[str, str], Array] = {}  # by alias and party: what shards answered last
 
-    def solve(self, rho: float, intercept: Array) -> float:
-        """Run the theta-updates; set the scores to new predictions plus intercept; return |theta|^2."""
-        model = self.model
-        rows = model.loj.scatter(RESIDUAL, model.tables)
-        common: dict[str, Any] = {**model.at_party, "pull": rho / len(model.loj.rows), "steps": self.inner.steps}
-        solved = model.lou.ask("proximal.solve", model.alone, rows, instead=self._as_before, l2=model.l2, **common)
-        if model.together:
-            self._agree(rows, rho, common)
-        model.gather(solved, intercept)
-        replies = solved.read()
-        self._squares |= {alias: replies[alias][0]["square"] for alias in model.alone}
-        square = sum(self._squares.values())
-        return square + sum(part.square for part in model.shared.values())
-
-    def _as_before(self, alias: str, shard: ShardRows) -> dict[str, Any]:
-        """The reply used for a lost table: its last predictions."""
-        return {**self.model.instead(self.model.lou.client)(alias, shard), "square": self._squares.get(alias, 0.0)}
-
-    def _agree(self, rows: Mapping[str, Floats], rho: float, common: Mapping[str, Any]) -> None:
-        """Consensus among the shards of each table (Eq. 20)."""
-        model = self.model
-        pull = AUTO_INNER_RHO * rho + L2_SHARE * model.l2 if isinstance(self.inner.rho, str) else self.inner.rho
-        for number in range(self.inner.rounds):
-            replies = model.lou.ask(
-                "proximal.consensus", model.together, None if number else rows, model.sent_shared(), self._own_before,
-                self._bounds, inner_rho=pull, **common,
+    def step(self, update: Update, rows: RowGradients | None) -> dict[str, Facts]:
+        """Inner rounds in which shards agree; the first begins a new problem."""
+        assert isinstance(update, ThetaUpdate), "the only one of this solver"
+        assert rows is not None, "a problem begins with the residual"
+        auto = AUTO_INNER_RHO * update.rho + L2_SHARE * update.l2
+        weight = auto if isinstance(self.inner.rho, str) else self.inner.rho
+        facts: dict[str, Facts] = {}
+        for number in range(self.inner.rounds if self.parts else 0):
+            replies = self.lou.ask(
+                "proximal.consensus", self.parts, None if number else rows.values, self.model.sent_shared(),
+                self._own_before, self._bounds, inner_rho=weight, pull=update.pull, steps=update.steps,
+                **self.model.at_party,
             ).read()  # fmt: skip
-            for alias, part in model.shared.items():
-                shards = zip(model.lou.client.shards(alias), replies[alias], strict=True)
+            for alias, part in self.parts.items():
+                shards = zip(self.lou.client.shards(alias), replies[alias], strict=True)
                 self._sums |= {(alias, shard.party): reply["sum"] for shard, reply in shards}
-                weight = pull * model.lou.shards(alias)
-                part.theta = pull * model.lou.add(replies[alias], "sum") / (model.l2 + weight)
+                whole = update.l2 + weight * self.lou.shards(alias)
+                facts[alias] = update.take(part, weight * self.lou.add(replies[alias], "sum") / whole, NOTHING)
+        return facts
 
     def _bounds(self, alias: str) -> dict[str, float]:
         """A rough bound of a shard's parameters and dual variable."""
-        return {"sum": USUAL * max(1.0, float(np.abs(self.model.shared[alias].theta).max()))}
+        return {"sum": USUAL * max(1.0, float(np.abs(self.parts[alias].theta).max()))}
 
     def _own_before(self, alias: str, shard: ShardRows) -> dict[str, Array]:
         """The reply used for a lost shard: its last parameters."""
-        return {"sum": self._sums.get((alias, shard.party), self.model.shared[alias].theta)}
+        return {"sum": self._sums.get((alias, shard.party), self.parts[alias].theta)}
 
 
 def descend_by_sharing(
@@ -226,16 +243,22 @@ def descend_by_sharing(
     intercept = loss.best_constant()
     model.predict(intercept)
     loss.evaluate()
-    rule, sharing = SharingResidual(loss, len(model.tables), auto_rho(loss, rho, AUTO_RHO)), ThetaUpdates(model, inner)
+    rule = SharingResidual(loss, len(model.tables), auto_rho(loss, rho, AUTO_RHO))
     rule.begin()
+    model.over = Agreement(model, inner)
+    squares: dict[str, float] = {}  # |theta|^2 by table, also of those that are lost
     last, flat_rounds, converged, plateau = np.inf, 0, False, Plateau(tol, loss.constant_value() / loss.rows.joined)
     for number in range(1, rounds + 1):
         total = loss.rows.total(lambda block: np.atleast_1d(block[RESIDUAL].sum(axis=0)))
         intercept = intercept - total / rule.rho
-        square = sharing.solve(rule.rho, intercept)
+        update = ThetaUpdate(rule.rho, len(loss.rows), model.l2, inner.steps)
+        rows = RowGradients(model.loj.scatter(RESIDUAL, model.tables))
+        found = model.step(update, rows, model.instead(model.lou.client))
+        model.set_scores(found.predictions, intercept)
+        squares |= {alias: float(facts["square"]) for alias, facts in found.facts.items()}
         rule.update()
         value = loss.evaluate()
-        objective = value + 0.5 * model.l2 * square
+        objective = value + 0.5 * model.l2 * sum(squares.values())
         steady, flat = model.was_steady(), plateau.is_flat(objective)
         flat_rounds = flat_rounds + 1 if steady and abs(objective - last) <= plateau.strict * objective else 0
         flat_rounds = max(flat_rounds, FLAT_ROUNDS) if steady and flat else flat_rounds

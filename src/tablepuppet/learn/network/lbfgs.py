@@ -9,7 +9,9 @@ always accepted.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,8 +23,8 @@ from tablepuppet.learn.solve.allowance import RULE
 from tablepuppet.learn.solve.plateau import Plateau
 from tablepuppet.learn.solve.schedule import MOST_OF_A_ROUND
 from tablepuppet.learn.tables.federated import FederatedModel
+from tablepuppet.learn.tables.over_shards import NOTHING, Facts, RowGradients
 from tablepuppet.learn.tables.parameters import TableParameters, parameters_of
-from tablepuppet.mapping.table_mapping import ShardRows
 from tablepuppet.party.arguments import List, SomeOrNone
 from tablepuppet.party.local_table import LocalTable
 from tablepuppet.party.ops import Values, op
@@ -63,26 +65,65 @@ class Pairs:
         return np.asarray(self.base + mix @ np.stack([*self.steps, *self.changes, self.gradient])[-len(mix) :])
 
 
-def turn_parameters(part: TableParameters, gradient: Array, l2: float, memory: int) -> Array:
-    """Store the gradient of the loss at a table's parameters; return inner products with the stored vectors."""
-    if part.memory is None:
-        part.memory = Pairs(part.theta)
-    return part.remembered(Pairs).turn(part.theta, gradient + l2 * part.theta, memory)
+@dataclass(frozen=True)
+class Turn:
+    """Store the gradient at the parameters; return only its inner products with the stored vectors."""
+
+    l2: float
+    memory: int
+    op = "lbfgs.turn"
+
+    @property
+    def arguments(self) -> dict[str, Any]:
+        """As `turn` takes them."""
+        return {"l2": self.l2, "memory": self.memory}
+
+    def take(self, part: TableParameters, sums: Array, total: Array) -> Facts:
+        """At a table's parameters, with the gradient of the loss by them."""
+        if part.memory is None:
+            part.memory = Pairs(part.theta)
+        return {"products": part.remembered(Pairs).turn(part.theta, sums + self.l2 * part.theta, self.memory)}
+
+    def shown(self, part: TableParameters) -> dict[str, Any]:
+        """No predictions."""
+        return {}
 
 
 @op("lbfgs.turn", asked="networks by `lbfgs`", releases=Release.GRADIENT_SUMS, returns={"products": PRODUCTS})
 def turn(table: LocalTable, view: str, encoding: str, model: str, rows: Array, l2: float, memory: SomeOrNone) -> Values:
-    """Store the gradient at the party; return only its inner products with the stored vectors."""
+    """`Turn` at a table with one shard."""
     part = parameters_of(table, model)
     gradient = part.model.pull_back(part.theta, encoded(table, view, encoding), rows.astype(np.float64))
-    return {"products": turn_parameters(part, gradient, l2, memory)}
+    return dict(Turn(l2, memory).take(part, gradient, NOTHING))
+
+
+@dataclass(frozen=True)
+class Move:
+    """Set theta to the base plus a combination of stored vectors; return the predictions there."""
+
+    mix: Array
+    op = "lbfgs.move"
+
+    @property
+    def arguments(self) -> dict[str, Any]:
+        """As `move` takes them."""
+        return {"mix": self.mix}
+
+    def take(self, part: TableParameters, sums: Array, total: Array) -> Facts:
+        """At a table's parameters."""
+        part.theta = part.remembered(Pairs).moved(self.mix)
+        return {}
+
+    def shown(self, part: TableParameters) -> dict[str, Any]:
+        """Predictions with the new parameters."""
+        return {"theta": part.theta}
 
 
 @op("lbfgs.move", asked="networks by `lbfgs`", releases=Release.PREDICTIONS, returns={"image": IMAGE})
 def move(table: LocalTable, view: str, encoding: str, model: str, mix: List) -> Values:
-    """Set theta to base plus a combination of stored vectors; return the predictions there."""
+    """`Move` at a table with one shard."""
     part = parameters_of(table, model)
-    part.theta = part.remembered(Pairs).moved(mix)
+    Move(mix).take(part, NOTHING, NOTHING)
     return {"image": part.model.predict(part.theta, encoded(table, view, encoding)).astype(table.wire)}
 
 
@@ -96,59 +137,40 @@ class FullBatch:
     def __init__(self, model: FederatedModel, intercept: Array):
         self.model, self.intercept, self._pairs = model, intercept, Pairs(intercept)
         self.changed, self._changes = False, model.lou.client.outbox.changes
-        self._still: set[str] = set()
-        self._products: dict[str, Array] = {}
-        self._squares: dict[str, float] = {}  # |theta|^2 by table, of those with one shard
+        self._still: Collection[str] = ()
+        self._products: dict[str, Array] = {}  # by table that took the last step
+        self._squares: dict[str, float] = {}  # |theta|^2 by table
         self.asked = 0  # replies so far, of every table
 
     def turn(self, loss: JoinedLoss) -> tuple[Array, Array]:
         """Inner products (over tables, over tables and intercept), with the gradient at the last evaluation."""
         model = self.model
         total = loss.write_gradient()
-        rows = model.loj.scatter(GRADIENT, model.tables)
+        rows = RowGradients(model.loj.scatter(GRADIENT, model.tables))
         self.asked += 1
         memory = 1 if self.changed else MEMORY
-        turned = model.lou.ask(
-            "lbfgs.turn", model.alone, rows, instead=lambda *_: {}, l2=model.l2, memory=memory, **model.at_party
-        )
-        sums = model.lou.ask(
-            "model.gradient", model.together, rows, model.sent_shared(), self._left_out,
-            lambda alias: model.gradient_bound(alias, rows[alias]),
-        )  # fmt: skip
-        replies, added = turned.read(), sums.read()
-        answers = {alias: replies[alias][0] for alias in model.alone}
-        self._products = {alias: answer["products"] for alias, answer in answers.items() if answer}
-        products = [*self._products.values()]
-        for alias, part in model.shared.items():
-            products.append(turn_parameters(part, model.lou.add(added[alias], "sums"), model.l2, memory))
+        found = model.step(Turn(model.l2, memory), rows, lambda *_: {})
         own = self._pairs.turn(self.intercept, total, memory)
-        self._still = set(model.alone) - set(self._products)
+        self._still = found.still
         self.changed, self._changes = self._changes != model.lou.client.outbox.changes, model.lou.client.outbox.changes
+        self._products = {alias: facts["products"] for alias, facts in found.facts.items()}
         if self.changed:
-            products, own = [each[-2:, -2:] for each in products], own[-2:, -2:]
+            self._products = {alias: each[-2:, -2:] for alias, each in self._products.items()}
+            own = own[-2:, -2:]
         else:
             model.check_products(self._products, len(own))
-        tables = np.sum([np.zeros_like(own), *products], axis=0)
+        tables = np.sum([np.zeros_like(own), *self._products.values()], axis=0)
         tables[-1, -1] += sum(self._squares.get(alias, 0.0) for alias in self._still)
         return tables, tables + own
-
-    def _left_out(self, alias: str, _: ShardRows) -> dict[str, Array]:
-        """The reply used for a lost shard: zero sums, so its rows are left out."""
-        return {"sums": np.zeros_like(self.model.shared[alias].theta)}
 
     def move(self, mix: Array, loss: JoinedLoss) -> float:
         """Take a step from the base; return the mean loss there."""
         model = self.model
         self.asked += 1
         self.intercept = self._pairs.moved(mix)
-        for part in model.shared.values():
-            part.theta = part.remembered(Pairs).moved(mix)
-        moved = model.lou.ask(
-            "lbfgs.move", self._products, instead=model.instead(model.lou.client), mix=mix, **model.at_party
-        )
-        last = len(mix) + 1
-        self._squares |= {alias: _square(each[-last:, -last:], mix) for alias, each in self._products.items()}
-        model.gather(moved, self.intercept, self._still)
+        found = model.step(Move(mix), None, model.instead(model.lou.client), still=self._still)
+        self._squares |= {alias: _square(each, mix) for alias, each in self._products.items()}
+        model.set_scores(found.predictions, self.intercept)
         return loss.evaluate()
 
 

@@ -142,7 +142,7 @@ def descend_noisily(
     rows, first = loss.rows, loss.best_constant()
     intercept = first
     for number, pace in enumerate(paces, start=1):
-        model.step(wish.column(), wish.pull, pace, PREDICTIONS)
+        model.take_round(wish.column(), wish.pull, pace, PREDICTIONS)
         rows.each(_add, intercept)
         loss.evaluate()
         intercept = intercept - model.believed_mean * loss.gradient_sum() / loss.most_curvature

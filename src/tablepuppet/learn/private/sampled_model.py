@@ -13,9 +13,12 @@ from numpy.typing import NDArray
 from tablepuppet.learn.noise.plan import StepNoise
 from tablepuppet.learn.noise.predictions import believed, left_in_mean
 from tablepuppet.learn.tables.federated import FederatedModel
-from tablepuppet.mapping.table_mapping import Floats
-from tablepuppet.operators.client import Client, Pending
+from tablepuppet.learn.tables.over_shards import NOTHING, Facts, RowGradients, Update
+from tablepuppet.learn.tables.parameters import TableParameters
+from tablepuppet.operators.client import Client
 from tablepuppet.operators.joined_rows import JoinedRows
+from tablepuppet.operators.lou import LearningOverUnion
+from tablepuppet.party.added_noise import SampleNoise
 from tablepuppet.party.spec import Spec
 from tablepuppet.prep.encode.encode import Encoding
 
@@ -35,6 +38,61 @@ class Pace:
         return len(next(iter(self.rates.values()), ()))
 
 
+@dataclass(frozen=True)
+class NoisyRound:
+    """A noisy step for each learning rate; then predictions, and |theta|^2. Rates and noise are arguments by table."""
+
+    pull: float  # weight of the proximal term
+    momentum: float
+    l2: float
+    op = "steps.descend"
+
+    @property
+    def arguments(self) -> dict[str, Any]:
+        """As `steps.descend` takes them."""
+        return {"pull": self.pull, "momentum": self.momentum, "l2": self.l2}
+
+    def take(self, part: TableParameters, sums: Array, total: Array) -> Facts:
+        """What is returned of a table whose steps are taken."""
+        return {"square": part.square}
+
+    def shown(self, part: TableParameters) -> dict[str, Any]:
+        """Predictions with the new parameters."""
+        return {"theta": part.theta}
+
+
+@dataclass
+class NoisySums:
+    """Each shard returns a noisy sum for every step; the coordinator adds them, and takes the step."""
+
+    model: SampledModel
+    parts: dict[str, TableParameters]
+    lou: LearningOverUnion
+    pace: Pace | None = None  # of the round
+
+    def step(self, update: Update, rows: RowGradients | None) -> dict[str, Facts]:
+        """The steps of a round, a trip each; the first begins the round at the shards."""
+        assert isinstance(update, NoisyRound), "the only one of this solver"
+        assert rows is not None, "a round begins with gradients"
+        assert self.pace is not None, "`SampledModel.step` sets it"
+        for number in range(self.pace.steps if self.parts else 0):
+            thetas = {a: {"theta": part.theta, "noise": self.model.sum_noise(a)} for a, part in self.parts.items()}
+            sums = self.lou.ask(
+                "steps.gradient", self.parts, None if number else rows.values, thetas, spec=self.model.spec,
+                pull=update.pull, bounds=self._largest, **self.model.at_party,
+            ).read()  # fmt: skip
+            for alias, part in self.parts.items():
+                rate = float(self.pace.rates[alias][number])
+                part.descend(self.lou.add(sums[alias], "sums"), rate, update.momentum, update.l2)
+        return {alias: update.take(part, NOTHING, NOTHING) for alias, part in self.parts.items()}
+
+    def _largest(self, alias: str) -> dict[str, float]:
+        """Bound of a noisy sum over a table's rows, almost surely."""
+        noise = self.model.noise
+        drawn = 10 * noise.multipliers[alias] * self.lou.shards(alias) / self.model.rows(alias)
+        return {"sums": noise.clip * (1.0 + drawn) / noise.samplings[alias]}
+
+
 class SampledModel(FederatedModel):
     """A model whose parties take noisy steps. At the start all predictions are zero."""
 
@@ -45,13 +103,9 @@ class SampledModel(FederatedModel):
         unit: float, noise: StepNoise,
     ):  # fmt: skip
         super().__init__(client, rows, encoding, wire, spec, l2, unit, noise)
-        self._squares: dict[str, float] = {}
+        self.square = 0.0  # |theta|^2
         self.begin(seed, zero=True)
-
-    @property
-    def square(self) -> float:
-        """|theta|^2."""
-        return sum(part.square for part in self.shared.values()) + sum(self._squares.values())
+        self.over: NoisySums = NoisySums(self, dict(self.shared), self.lou)
 
     @property
     def believed_mean(self) -> float:
@@ -75,48 +129,22 @@ class SampledModel(FederatedModel):
         """The same for all tables."""
         return dict.fromkeys(self.tables, self.noise.clip)
 
-    def step(self, column: str, pull: float, pace: Pace, into: str) -> None:
+    def take_round(self, column: str, pull: float, pace: Pace, into: str) -> None:
         """Let tables take steps with the sums of ``column``; write the new predictions into the column ``into``."""
-        rows = self.loj.scatter(column, self.tables)
-        stepped = self._ask_steps(rows, pull, pace)
-        for number in range(pace.steps):
-            self._step_shared(None if number else rows, pull, pace, number)
+        self.over.pace, images = pace, dict[str, Any]()
+        if self.noise.image is not None:
+            images = {"prediction_noise": self.noise.of_predictions(self.noise.clip)}
+        noise = {a: {"rates": pace.rates[a], "noise": self.sum_noise(a), **images} for a in self.tables}
+        rows = RowGradients(self.loj.scatter(column, self.tables))
+        found = self.step(NoisyRound(pull, pace.momentum, self.l2), rows, noise=noise)
         self.noise.steps += pace.steps
         self.noise.images += 1
-        self.gather(stepped, into=into)
-        replies = stepped.read()
-        self._squares = {alias: replies[alias][0]["square"] for alias in self.alone}
+        self.set_scores(found.predictions, into=into)
+        self.square = sum(float(square) for square in found.listed("square"))
 
-    def _ask_steps(self, rows: Mapping[str, Floats], pull: float, pace: Pace) -> Pending:
-        arguments = {alias: {"rates": pace.rates[alias], **self._sum_noise(alias)} for alias in self.alone}
-        if self.noise.image is not None:
-            noise = self.noise.of_predictions(self.noise.clip)
-            arguments = {alias: {**each, "prediction_noise": noise} for alias, each in arguments.items()}
-        return self.lou.ask(
-            "steps.descend", self.alone, rows, by_alias=arguments, encoding=self.encoding.id, model=self.name,
-            pull=pull, momentum=pace.momentum, l2=self.l2,
-        )  # fmt: skip
-
-    def _sum_noise(self, alias: str) -> dict[str, Any]:
-        return {"noise": self.noise.of_sums(alias, self.rows(alias))}
-
-    def _step_shared(self, rows: Mapping[str, Floats] | None, pull: float, pace: Pace, number: int) -> None:
-        if not self.together:
-            return
-        arguments = {alias: {"theta": part.theta, **self._sum_noise(alias)} for alias, part in self.shared.items()}
-        sums = self.lou.ask(
-            "steps.gradient", self.together, rows, arguments, encoding=self.encoding.id, model=self.name,
-            spec=self.spec, pull=pull, bounds=self._largest,
-        ).read()  # fmt: skip
-        for alias, part in self.shared.items():
-            rate = float(pace.rates[alias][number])
-            part.descend(self.lou.add(sums[alias], "sums"), rate, pace.momentum, self.l2)
-
-    def _largest(self, alias: str) -> dict[str, float]:
-        """Bound of a noisy sum over a table's rows, almost surely."""
-        noise = self.noise
-        drawn = 10 * noise.multipliers[alias] * self.lou.shards(alias) / self.rows(alias)
-        return {"sums": noise.clip * (1.0 + drawn) / noise.samplings[alias]}
+    def sum_noise(self, alias: str) -> SampleNoise:
+        """The noise of a table's sums."""
+        return self.noise.of_sums(alias, self.rows(alias))
 
     def noise_length(self, alias: str) -> float:
         """The approximate norm of the noise in a table's gradient."""

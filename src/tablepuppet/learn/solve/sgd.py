@@ -20,10 +20,10 @@ from tablepuppet.learn.loss.divergence import Divergence
 from tablepuppet.learn.loss.joined_loss import JoinedLoss
 from tablepuppet.learn.rounds import Round
 from tablepuppet.learn.tables.federated import FederatedModel
+from tablepuppet.learn.tables.over_shards import NOTHING, Facts, RowGradients, Stepped
 from tablepuppet.learn.tables.parameters import TableParameters, parameters_of
 from tablepuppet.mapping.table_mapping import Floats, ShardRows, TableMapping
 from tablepuppet.operators.batches import Batch, LastValues, Places, batches_of_epochs, no_rows
-from tablepuppet.operators.client import Replies
 from tablepuppet.operators.joined_rows import SCORES
 from tablepuppet.party.local_table import LocalTable
 from tablepuppet.party.ops import Values, op
@@ -32,6 +32,43 @@ from tablepuppet.party.returns import NEXT_IMAGE, PER_OUTPUT, SQUARE, Numbers
 from tablepuppet.prep.encode.encode import encoded
 
 Array = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Descend:
+    """A step with one batch (Eq. 12, 13), preconditioned if there is a curvature; then predictions for the next batch.
+
+    With a curvature, the mean prediction over joined rows is returned too: the intercept absorbs it.
+    """
+
+    lr: float
+    momentum: float
+    l2: float
+    curvature: float | None = None
+    damping: float = 0.0
+    op = "sgd.step"
+
+    @property
+    def arguments(self) -> dict[str, Any]:
+        """As `step` takes them."""
+        plain = {"lr": self.lr, "momentum": self.momentum, "l2": self.l2}
+        return plain if self.curvature is None else plain | {"curvature": self.curvature, "damping": self.damping}
+
+    def take(self, part: TableParameters, sums: Array, total: Array) -> Facts:
+        """At a table's parameters, with the gradient by them; return |theta|^2 and the mean prediction."""
+        how = self.lr, self.momentum, self.l2
+        if self.curvature is None:
+            if sums is not NOTHING:
+                part.descend(sums, *how)
+            return {"square": part.square, "centre": np.zeros(1)}
+        ridge = ridge_of(part)
+        if sums is not NOTHING:
+            part.theta = ridge.descended(part.theta, sums, total, *how, self.curvature, self.damping)
+        return {"square": part.square, "centre": ridge.centre(part.theta)}
+
+    def shown(self, part: TableParameters) -> dict[str, Any]:
+        """Predictions with the new parameters."""
+        return {"theta": part.theta}
 
 
 @op(
@@ -45,30 +82,11 @@ def step(
     places: Places, rows: Array, next_places: Places, lr: float, momentum: float, l2: float,
     curvature: float | None = None, damping: float = 0.0,
 ) -> Values:  # fmt: skip
-    """Take a step with one batch (Eq. 12, 13), then return predictions for the rows of the next batch.
-
-    With a ``curvature`` the step is preconditioned; then the mean prediction over joined rows is returned too: the
-    intercept absorbs it.
-    """
-    part, data = parameters_of(table, model), encoded(table, view, encoding)
-    wide = rows.astype(np.float64)
-    if len(places):
-        sums = part.model.pull_back(part.theta, data.rows(places), wide)
-        take_step(part, sums, wide.sum(axis=0), lr, momentum, l2, curvature, damping)
-    image = part.model.predict(part.theta, data.rows(next_places)).astype(table.wire)
-    centre = np.zeros(1) if curvature is None else ridge_of(part).centre(part.theta)
-    return {"image": image, "square": part.square, "centre": centre}
-
-
-def take_step(
-    part: TableParameters, sums: Array, total: Array, lr: float, momentum: float, l2: float,
-    curvature: float | None = None, damping: float = 0.0,
-) -> None:  # fmt: skip
-    """One step of a table's parameters, preconditioned if there is a curvature."""
-    if curvature is None:
-        part.descend(sums, lr, momentum, l2)
-    else:
-        part.theta = ridge_of(part).descended(part.theta, sums, total, lr, momentum, l2, curvature, damping)
+    """`Descend` at a table with one shard; no step where the batch has none of its rows."""
+    part, data, wide = parameters_of(table, model), encoded(table, view, encoding), rows.astype(np.float64)
+    sums = part.model.pull_back(part.theta, data.rows(places), wide) if len(places) else NOTHING
+    facts = Descend(lr, momentum, l2, curvature, damping).take(part, sums, wide.sum(axis=0))
+    return {"image": part.model.predict(part.theta, data.rows(next_places)).astype(table.wire), **facts}
 
 
 @dataclass(frozen=True)
@@ -107,11 +125,11 @@ class Stochastic:
     def __init__(self, model: FederatedModel, momentum: float, conditioned: Conditioned | None = None):
         self.model, self.momentum, self.conditioned = model, momentum, conditioned
         self.mapping, self.tables = model.loj.mapping, model.tables
-        self.secured = [alias for alias in model.together if alias in model.lou.client.secured.parties]
+        self.secured = [alias for alias in model.tables if alias in model.lou.client.secured.parties]
         self.penalty, self.centre = 0.0, np.zeros(model.outputs)
         shape = () if model.outputs == 1 else (model.outputs,)
         self._last = LastValues(model.lou.client, dict.fromkeys(self.tables, shape), model.lou.wire)
-        self._numbers: dict[str, dict[str, Any]] = {}  # by table: its squared norm and its mean prediction
+        self._facts: dict[str, Facts] = {}  # by table: its squared norm and its mean prediction
 
     def exchange(
         self, batch: Batch | None, row_gradients: Array | None, following: Batch | None, lr: float
@@ -121,63 +139,32 @@ class Stochastic:
         The parameters of a lost table do not change, and the gradient of a lost shard is left out. Their last
         predictions are used again, or zeros.
         """
-        model, nothing = self.model, no_rows(self.tables)
+        model, nothing, how = self.model, no_rows(self.tables), self.conditioned
         done, upcoming = batch or nothing, following or nothing
         given = np.zeros(0) if row_gradients is None else row_gradients
-        sums = {alias: done.scatter(alias, given) for alias in self.tables}
-        rates: dict[str, Any] = {"lr": lr, "momentum": self.momentum, "l2": model.l2}
-        if self.conditioned is not None:
-            rates |= {"curvature": self.conditioned.curvature, "damping": self.conditioned.damping}
-
-        def gradients(alias: str, shard: ShardRows) -> dict[str, Any]:
-            rows = sums[alias][done.mine(alias, shard.slice)].astype(model.lou.wire)
-            return {"places": done.within(alias, shard.slice), "rows": rows}
+        rows = RowGradients({alias: done.scatter(alias, given) for alias in self.tables}, done)
+        rest = () if how is None else (how.curvature, how.damping)
 
         def as_before(alias: str, shard: ShardRows) -> dict[str, Any]:
-            known = self._numbers.get(alias, {"square": 0.0})
-            if model.lou.client.outbox.when_lost.stand_in == "zeros":  # their mean is zero too
-                known = {"square": known["square"]}
-            return {**known, "image": self._last.at(upcoming, alias, shard)}
+            return {**self._facts.get(alias, {}), "image": self._last.at(upcoming, alias, shard)}
 
-        alone = model.lou.ask(
-            "sgd.step", model.alone, instead=as_before,
-            by_shard=lambda a, shard: {**gradients(a, shard), "next_places": upcoming.within(a, shard.slice)},
-            **model.at_party, **rates,
-        )  # fmt: skip
-        if batch is not None:
-            replies = model.lou.ask(
-                "model.gradient", model.together, by_alias=model.sent_shared(), by_shard=gradients,
-                instead=lambda alias, _: {"sums": np.zeros_like(model.shared[alias].theta)},
-                bounds=lambda alias: model.gradient_bound(alias, sums[alias]),
-            ).read()  # fmt: skip
-            for alias, part in model.shared.items():
-                take_step(part, model.lou.add(replies[alias], "sums"), given.sum(axis=0), **rates)
-        if following is None:
-            self._learn_numbers(alone.read())
-            return {}
-        together = model.lou.ask(
-            "model.apply", model.together, by_alias=model.sent_shared(), instead=as_before,
-            by_shard=lambda alias, shard: {"places": following.within(alias, shard.slice)},
-        )  # fmt: skip
-        replies = alone.read()
-        found = model.joined(replies, model.alone) | model.joined(together.read(), model.together)
-        self._learn_numbers(replies)
-        self._last.keep(following, found)
-        return found
+        found = model.step(Descend(lr, self.momentum, model.l2, *rest), rows, as_before, following=upcoming)
+        self._learn_facts(found)
+        if following is not None:
+            self._last.keep(following, found.predictions)
+        return found.predictions
 
-    def _learn_numbers(self, alone: Replies) -> None:
+    def _learn_facts(self, found: Stepped) -> None:
         """Update the penalty and the mean prediction from the replies."""
-        model = self.model
-        for alias in model.alone:
-            reply = alone[alias][0]
-            self._numbers[alias] = {name: reply[name] for name in ("square", "centre") if name in reply}
-        squares = sum(float(numbers["square"]) for numbers in self._numbers.values())
-        squares += sum(part.square for part in model.shared.values())
-        self.penalty = 0.5 * model.l2 * squares
+        self._facts |= found.facts
+        if self.model.lou.client.outbox.when_lost.stand_in == "zeros":  # the mean of zeros is zero too
+            self._facts |= {
+                alias: {**self._facts[alias], "centre": 0.0} for alias in found.still if alias in self._facts
+            }
+        self.penalty = 0.5 * self.model.l2 * sum(float(facts["square"]) for facts in self._facts.values())
         if self.conditioned is not None:
-            centres = [numbers.get("centre", np.zeros(model.outputs)) for numbers in self._numbers.values()]
-            centres += [ridge_of(part).centre(part.theta) for part in model.shared.values()]
-            self.centre = np.sum([np.zeros(model.outputs), *centres], axis=0)
+            centres = [facts["centre"] + np.zeros(self.model.outputs) for facts in self._facts.values()]
+            self.centre = np.sum([np.zeros(self.model.outputs), *centres], axis=0)
 
 
 def falling(lr: float, epochs: int) -> list[float]:

@@ -5,7 +5,7 @@ Who holds which parameters is in holders.py; the party's ops are in ops.py.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -16,10 +16,11 @@ from tablepuppet.learn.noise.plan import Noise
 from tablepuppet.learn.noise.predictions import calmed
 from tablepuppet.learn.tables.holders import Holders
 from tablepuppet.learn.tables.model import TableModel, model_of
+from tablepuppet.learn.tables.over_shards import ShardSums
 from tablepuppet.learn.tables.parameters import first_parameters
 from tablepuppet.learn.tables.stored import KeptNoise
 from tablepuppet.mapping.table_mapping import Floats
-from tablepuppet.operators.client import Client, Pending
+from tablepuppet.operators.client import Client
 from tablepuppet.operators.joined_rows import SCORES, Block, Column, JoinedRows
 from tablepuppet.operators.loj import LearningOverJoin
 from tablepuppet.party.spec import Spec
@@ -51,6 +52,13 @@ class FederatedModel(Holders):
             )
             for alias in self.together
         }
+        self.over = ShardSums(
+            self.lou, self.together, lambda alias: self.sent_shared()[alias], self._shape, self._gradient_bound,
+            parts=self._shared,
+        )  # fmt: skip
+
+    def _shape(self, alias: str) -> tuple[int, ...]:
+        return self.spec.theta_shape(self.width(alias))
 
     @property
     def outputs(self) -> int:
@@ -65,10 +73,10 @@ class FederatedModel(Holders):
         """The model of a table."""
         return model_of(self.spec, self.width(alias))
 
-    def gradient_bound(self, alias: str, rows: Floats) -> dict[str, float]:
+    def _gradient_bound(self, alias: str, rows: Floats) -> float:
         """A rough bound of a table's gradient, if ``rows`` are the gradients by its predictions."""
         largest = self.lou.bound(rows) * self.encoding.largest(alias)
-        return {"sums": largest * self.table_model(alias).gradient_bound(self.shared[alias].theta)}
+        return largest * self.table_model(alias).gradient_bound(self.shared[alias].theta)
 
     def check_products(self, by_table: Mapping[str, Array], size: int) -> None:
         """PartyError unless each table, by alias, returned the inner products of ``size`` stored vectors."""
@@ -98,24 +106,25 @@ class FederatedModel(Holders):
             return {}
         return {"noise": self.noise.of_predictions(self.prediction_bound(alias, theta))}
 
-    def gather(
-        self, pending: Pending, constant: Array | None = None, still: Iterable[str] = (), into: Column = SCORES
+    def set_scores(
+        self, predictions: Mapping[str, Floats], constant: Array | None = None, into: Column = SCORES
     ) -> None:
         """Set the scores of the training rows to the predictions of tables plus a constant.
 
-        ``pending`` are the replies of tables in `alone`, except for those that are ``still`` lost.
+        They are stored in case a party is lost; of a table without predictions here, those stored before are used, or
+        zeros.
         """
-        client, instead = self.lou.client, self.instead(self.lou.client)
-        shared = self.ask_applied(self.lou, {alias: part.theta for alias, part in self.shared.items()}, instead)
-        asked = [alias for alias in self.alone if alias not in still]
-        found = self.read(client, shared.read(), self.together) | self.read(client, pending.read(), asked)
-        found |= {alias: instead(alias, client.shards(alias)[0])["image"] for alias in still}
+        client = self.lou.client
+        instead = self.instead(client)
+        absent = [alias for alias in self.alone if alias not in predictions]
+        found = dict(predictions) | {a: instead(a, client.shards(a)[0])["image"] for a in absent}
+        self._remember(client, found)
         self.loj.gather(found, into, constant)
 
     def predict(self, constant: Array, into: Column = SCORES) -> None:
         """Set the scores of the training rows, or another column, to the current predictions plus a constant."""
         self._count_predictions()
-        self.gather(self.ask_held(self.lou, self.alone, self.instead(self.lou.client)), constant, into=into)
+        self.set_scores(self.ask_outputs(self.lou.client, self.tables, self.instead(self.lou.client))(), constant, into)
 
     def _count_predictions(self) -> None:
         """Count one noisy prediction of all tables, whoever holds the parameters."""

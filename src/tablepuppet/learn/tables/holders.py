@@ -7,7 +7,7 @@ ops are in ops.py and shelf_ops.py.
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any
 
 import numpy as np
@@ -16,10 +16,12 @@ from numpy.typing import NDArray
 from tablepuppet.errors import PrivacyError
 from tablepuppet.learn.tables.ops import restore_parameters
 from tablepuppet.learn.tables.outputs import TableOutputs, parties_of
+from tablepuppet.learn.tables.over_shards import OverShards, RowGradients, Stepped, Update
 from tablepuppet.learn.tables.parameters import TableParameters
 from tablepuppet.learn.tables.stored import KeepingParty, KeptNoise, Stored
 from tablepuppet.mapping.table_mapping import Floats, ShardRows
-from tablepuppet.operators.client import Client, Replies
+from tablepuppet.operators.batches import Batch
+from tablepuppet.operators.client import Client, Pending, Replies
 from tablepuppet.operators.lou import Instead, LearningOverUnion
 from tablepuppet.prep.encode.encode import Encoding
 
@@ -37,6 +39,7 @@ class Holders(TableOutputs):
         self.alone = [alias for alias in self._tables if self.lou.shards(alias) == 1]
         self.together = [alias for alias in self._tables if alias not in self.alone]
         self._shared: dict[str, TableParameters] = {}
+        self.over: OverShards  # how tables with several shards take a step: set by the kind of model
         self._changes = client.outbox.changes
         self._last_outputs: dict[tuple[str, str, str], Floats] = {}  # by view, alias and party
 
@@ -96,11 +99,16 @@ class Holders(TableOutputs):
 
     def read(self, client: Client, replies: Replies, aliases: Iterable[str]) -> dict[str, Floats]:
         """The outputs in replies, over the rows of each table; they are stored in case a party is lost."""
+        found = super().read(client, replies, aliases)
+        self._remember(client, found)
+        return found
+
+    def _remember(self, client: Client, found: Mapping[str, Floats]) -> None:
+        """Store outputs of all rows of tables, in case a party is lost."""
         if client.outbox.when_lost.stand_in == "cache":
-            for alias in aliases:
-                for shard, reply in zip(client.shards(alias), replies[alias], strict=True):
-                    self._last_outputs[client.view, alias, shard.party] = reply["image"]
-        return super().read(client, replies, aliases)
+            for alias, outputs in found.items():
+                for shard in client.shards(alias):
+                    self._last_outputs[client.view, alias, shard.party] = outputs[shard.slice]
 
     def nothing(self, alias: str, shard: ShardRows) -> Array:
         """Zero outputs for the rows of a shard."""
@@ -115,6 +123,55 @@ class Holders(TableOutputs):
             return {"image": self.nothing(alias, shard) if last is None else last}
 
         return stand_in
+
+    # Steps.
+
+    def step(
+        self, update: Update, rows: RowGradients | None = None, instead: Instead | None = None, *,
+        noise: Mapping[str, Mapping[str, Any]] | None = None, following: Batch | None = None,
+        still: Collection[str] = (),
+    ) -> Stepped:  # fmt: skip
+        """Take an update at every table, whoever holds its parameters; return what tables answer.
+
+        ``rows`` are the gradients by predictions, ``noise`` the arguments for it, by table. Predictions are those of
+        all rows, or of the ``following`` batch. ``instead`` are the substitutes for a lost party's; tables that are
+        ``still`` lost take no step and have no predictions.
+        """
+
+        def given(alias: str, shard: ShardRows) -> dict[str, Any]:
+            found = {} if rows is None else rows.sent(self.lou, alias, shard)
+            return found if following is None else {**found, "next_places": following.within(alias, shard.slice)}
+
+        asked = [alias for alias in self.alone if alias not in still]
+        held = self.lou.ask(
+            update.op, asked, by_alias=noise, by_shard=given, instead=instead, **self.at_party, **update.arguments
+        )
+        facts = self.over.step(update, rows)
+        showing = following is None or len(following.rows)
+        wanted = {alias: shown for alias, part in self.shared.items() if showing and (shown := update.shown(part))}
+        applied = self._ask_shown(wanted, following, instead)
+        predictions, missed = self.joined(applied.read(), wanted), {alias: applied.missed(alias) for alias in wanted}
+        replies = held.read()
+        lost = frozenset(still) | {alias for alias in asked if any(held.missed(alias))}
+        predictions |= self.joined(replies, [alias for alias in asked if "image" in replies[alias][0]])
+        return Stepped(predictions, {a: replies[a][0] for a in asked if a not in lost} | facts, lost, missed)
+
+    def tell(self, update: Update, still: Collection[str] = ()) -> None:
+        """Take an update that has no answer at every table; it travels with the next trip."""
+        asked = [alias for alias in self.alone if alias not in still]
+        self.lou.ask(update.op, asked, model=self.name, **update.arguments)
+        self.over.step(update, None)
+
+    def _ask_shown(
+        self, wanted: Mapping[str, Mapping[str, Any]], following: Batch | None, instead: Instead | None
+    ) -> Pending:
+        """Ask shards for predictions with parameters, or a direction, that the coordinator holds."""
+        sent = self.sent({alias: shown["theta"] for alias, shown in wanted.items()})
+        arguments = {a: {**sent[a], **shown, **self.noise_of(a, shown["theta"])} for a, shown in wanted.items()}
+        return self.lou.ask(
+            self.sent_op, arguments, by_alias=arguments, instead=None if self.is_noisy else instead, **self.precision,
+            by_shard=None if following is None else lambda a, shard: {"places": following.within(a, shard.slice)},
+        )  # fmt: skip
 
     # Who is lost.
 

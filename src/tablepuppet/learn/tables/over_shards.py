@@ -1,0 +1,156 @@
+"""One step of a solver, whoever holds a table's parameters, and the coordinator's way to take it over several shards.
+
+A solver writes what it does with a gradient once, as an `Update`. If a table has one shard, its party holds the
+parameters: the update's op sends it there, and the party computes the gradient from its own rows. If it has several,
+the coordinator holds them, and takes the same update with what shards return: a sum of their gradients (`ShardSums`),
+or what they agree on (`linear/consensus.py`, `network/admm.py`). Which of these it is, solvers do not ask.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tablepuppet.learn.tables.parameters import TableParameters
+from tablepuppet.mapping.table_mapping import Floats, ShardRows
+from tablepuppet.operators.batches import Batch
+from tablepuppet.operators.client import Replies
+from tablepuppet.operators.lou import LearningOverUnion
+
+Array = NDArray[np.float64]
+NOTHING: Array = np.zeros(())
+Facts = Mapping[str, Any]
+"""What a reply to an update has beside predictions."""
+
+
+class Update(Protocol):
+    """What a solver does at the parameters of one table."""
+
+    @property
+    def op(self) -> str:
+        """The op that does it at the party that holds them."""
+        ...
+
+    @property
+    def arguments(self) -> dict[str, Any]:
+        """The arguments of the op, beside the gradients of rows."""
+        ...
+
+    def take(self, part: TableParameters, sums: Array, total: Array) -> Facts:
+        """Do it at the coordinator; return the facts that the op would.
+
+        ``sums`` is the gradient by the parameters, ``total`` the sum over rows of the gradient by predictions; both are
+        `NOTHING` for an update without rows.
+        """
+        ...
+
+    def shown(self, part: TableParameters) -> dict[str, Any]:
+        """Which predictions are wanted afterwards: ``theta``, parameters or a direction, and how; empty: none."""
+        ...
+
+
+@dataclass(frozen=True)
+class RowGradients:
+    """The gradient of the loss by the predictions of base rows, by table: of all rows, or of those of a batch."""
+
+    values: Mapping[str, Floats]
+    batch: Batch | None = None
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether it is a batch without rows, such as what is before the first."""
+        return self.batch is not None and not len(self.batch.rows)
+
+    def sent(self, lou: LearningOverUnion, alias: str, shard: ShardRows) -> dict[str, Any]:
+        """The arguments of an op at one shard, as they are rounded."""
+        if self.batch is None:
+            return {"rows": lou.sent(self.values[alias], shard)}
+        rows = self.values[alias][self.batch.mine(alias, shard.slice)].astype(lou.wire)
+        return {"places": self.batch.within(alias, shard.slice), "rows": rows}
+
+    def total(self, lou: LearningOverUnion, alias: str, missed: list[bool]) -> Array:
+        """The sum of what the shards of a table were sent; those that are lost are left out."""
+        shards = zip(lou.client.shards(alias), missed, strict=True)
+        parts = [
+            self.sent(lou, alias, shard)["rows"].sum(axis=0, dtype=np.float64) for shard, gone in shards if not gone
+        ]
+        return np.asarray(np.sum([np.zeros(self.values[alias].shape[1:]), *parts], axis=0))
+
+
+@dataclass(frozen=True)
+class Stepped:
+    """What tables returned for an update, whoever holds their parameters."""
+
+    predictions: dict[str, Floats]  # by table, over its rows
+    facts: dict[str, Facts]  # by table, without those that are ``still``
+    still: frozenset[str]  # tables that took no step: their party is lost
+    missed: Mapping[str, list[bool]]  # by table with several shards: whose predictions are substitutes
+
+    def listed(self, fact: str) -> list[Any]:
+        """One fact of every table that took the step."""
+        return [facts[fact] for facts in self.facts.values()]
+
+
+class OverShards(Protocol):
+    """How the coordinator takes updates of the tables whose parameters it holds."""
+
+    lou: LearningOverUnion
+
+    @property
+    def parts(self) -> dict[str, TableParameters]:
+        """The parameters, by table."""
+        ...
+
+    def step(self, update: Update, rows: RowGradients | None) -> dict[str, Facts]:
+        """Take an update at every such table; the facts of each. It makes the trips that it needs."""
+        ...
+
+
+@dataclass
+class ShardSums:
+    """Gradients of shards add up, then the coordinator takes the step (LoU, Eq. 17, 18).
+
+    ``parts`` may be made with the first trip, by ``begin``. ``sent`` are the arguments with which a shard computes its
+    gradient, ``bound`` about how large the entries of a sum of shape ``shape`` are, for secure sums. A lost shard is
+    left out of the sum, unless ``noisy``: nothing stands in for noise.
+    """
+
+    lou: LearningOverUnion
+    aliases: list[str]
+    sent: Callable[[str], Mapping[str, Any]]
+    shape: Callable[[str], tuple[int, ...]]
+    bound: Callable[[str, Floats], float]
+    noisy: bool = False
+    begin: Callable[[], None] | None = None
+    parts: dict[str, TableParameters] = field(default_factory=dict)
+
+    def step(self, update: Update, rows: RowGradients | None) -> dict[str, Facts]:
+        """Add up the gradients of shards, and take the update with the sum."""
+        if rows is None or rows.is_empty:
+            return {alias: update.take(part, NOTHING, NOTHING) for alias, part in self.parts.items()}
+        found = self._sums(rows) if self.aliases else {}
+        if self.begin is not None:
+            self.begin()
+        return {alias: update.take(self.parts[alias], *each) for alias, each in found.items()}
+
+    def _sums(self, rows: RowGradients) -> dict[str, tuple[Array, Array]]:
+        """By table: the gradient by its parameters, and the sum of what was sent for it."""
+        asked = self.lou.ask(
+            "model.gradient", self.aliases, by_alias={alias: self.sent(alias) for alias in self.aliases},
+            by_shard=lambda alias, shard: rows.sent(self.lou, alias, shard),
+            instead=None if self.noisy else self._left_out,
+            bounds=lambda alias: {"sums": self.bound(alias, rows.values[alias])},
+        )  # fmt: skip
+        replies: Replies = asked.read()
+        return {
+            alias: (self.lou.add(replies[alias], "sums"), rows.total(self.lou, alias, asked.missed(alias)))
+            for alias in self.aliases
+        }
+
+    def _left_out(self, alias: str, _: ShardRows) -> dict[str, Array]:
+        """The reply used for a lost shard: zero sums, so its rows are left out."""
+        return {"sums": np.zeros(self.shape(alias))}
