@@ -175,7 +175,7 @@ class LinearModel(FederatedModel):
         if noise is not None:
             noise.steps += 1
             noise.images += 1
-        turn = Turn(self.l2, curvature, max(self._steps - 1, 0), noise is None, self.precision.get("exact"))
+        turn = Turn(self.l2, curvature, max(self._steps - 1, 0), centred=noise is None)
         instead = self.lost.instead if noise is None else None
         found = self.step(turn, RowGradients(rows), instead, noise=self._noise_of_steps())
         self.lost.learn(found, missed, self._steps)

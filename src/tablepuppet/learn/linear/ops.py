@@ -102,14 +102,12 @@ class Turn:
     curvature: Curvature
     known: int = 0
     centred: bool = True
-    exact: bool | None = None  # whether T p is sent in double precision; None: as the session says
     op = "ridge.direction"
 
     @property
     def arguments(self) -> dict[str, Any]:
         """As `direction` takes them."""
-        found: dict[str, Any] = {"l2": self.l2, "curvature": self.curvature, "known": self.known}
-        return found if self.exact is None else found | {"exact": self.exact}
+        return {"l2": self.l2, "curvature": self.curvature, "known": self.known}
 
     def take(self, part: TableParameters, sums: Array, total: Array) -> Facts:
         """At a table's parameters, with T^T Y and the sum of Y over all rows."""

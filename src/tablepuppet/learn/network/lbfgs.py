@@ -168,7 +168,7 @@ class FullBatch:
         model = self.model
         self.asked += 1
         self.intercept = self._pairs.moved(mix)
-        found = model.step(Move(mix), None, model.instead(model.lou.client), still=self._still)
+        found = model.step(Move(mix), None, model.instead(model.lou.client), without=self._still)
         self._squares |= {alias: _square(each, mix) for alias, each in self._products.items()}
         model.set_scores(found.predictions, self.intercept)
         return loss.evaluate()

@@ -20,7 +20,7 @@ from tablepuppet.learn.loss.divergence import Divergence
 from tablepuppet.learn.loss.joined_loss import JoinedLoss
 from tablepuppet.learn.rounds import Round
 from tablepuppet.learn.tables.federated import FederatedModel
-from tablepuppet.learn.tables.over_shards import NOTHING, Facts, RowGradients, Stepped
+from tablepuppet.learn.tables.over_shards import NOTHING, BatchGradients, Facts, Stepped
 from tablepuppet.learn.tables.parameters import TableParameters, parameters_of
 from tablepuppet.mapping.table_mapping import Floats, ShardRows, TableMapping
 from tablepuppet.operators.batches import Batch, LastValues, Places, batches_of_epochs, no_rows
@@ -142,13 +142,13 @@ class Stochastic:
         model, nothing, how = self.model, no_rows(self.tables), self.conditioned
         done, upcoming = batch or nothing, following or nothing
         given = np.zeros(0) if row_gradients is None else row_gradients
-        rows = RowGradients({alias: done.scatter(alias, given) for alias in self.tables}, done)
+        rows = BatchGradients({alias: done.scatter(alias, given) for alias in self.tables}, done, upcoming)
         rest = () if how is None else (how.curvature, how.damping)
 
         def as_before(alias: str, shard: ShardRows) -> dict[str, Any]:
             return {**self._facts.get(alias, {}), "image": self._last.at(upcoming, alias, shard)}
 
-        found = model.step(Descend(lr, self.momentum, model.l2, *rest), rows, as_before, following=upcoming)
+        found = model.step(Descend(lr, self.momentum, model.l2, *rest), rows, as_before)
         self._learn_facts(found)
         if following is not None:
             self._last.keep(following, found.predictions)

@@ -7,21 +7,81 @@ is one embedding for each distinct base row of a batch, and the gradient by it, 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from tablepuppet.learn.split.model import SplitModel, images
-from tablepuppet.learn.split.table import BatchSums
+from tablepuppet.learn.split.flat import Adam
+from tablepuppet.learn.split.model import SplitModel
+from tablepuppet.learn.split.table import BatchSums, TorchTable
+from tablepuppet.learn.tables.over_shards import NOTHING, BatchGradients, Facts, RowGradients, Update
+from tablepuppet.learn.tables.parameters import TableParameters
 from tablepuppet.mapping.table_mapping import Floats, ShardRows
 from tablepuppet.operators.batches import Batch, LastValues, no_rows
 from tablepuppet.operators.client import Pending
-from tablepuppet.operators.lou import Instead
+from tablepuppet.operators.lou import Instead, LearningOverUnion
 from tablepuppet.party.spec import Hiding, TabNet
 
 Array = NDArray[np.float64]
 SHOWN, WHOLE = slice(2), slice(2, 4)  # of the sums over a batch: of cells as the network is shown them, and of all
+
+
+@dataclass(frozen=True)
+class AdamStep:
+    """The step of a batch at a table's network; then embeddings of the next batch."""
+
+    lr: float
+    l2: float
+    batch: int
+    next_batch: int
+    op = "split.step"
+
+    @property
+    def arguments(self) -> dict[str, Any]:
+        """As `split.step` takes them."""
+        return {"lr": self.lr, "l2": self.l2, "batch": self.batch, "next_batch": self.next_batch}
+
+    def take(self, part: TableParameters, sums: Array, total: Array) -> Facts:
+        """At a table's parameters, with the gradient by them; none before the first batch."""
+        if sums is not NOTHING:
+            assert isinstance(part.model, TorchTable), "networks across parties have no others"
+            adam, trained = part.remembered(Adam), part.model.flat.trained
+            part.theta = adam.stepped(part.theta, sums, self.lr, self.l2, trained)
+        return {}
+
+    def shown(self, part: TableParameters) -> dict[str, Any]:
+        """Embeddings with the new parameters."""
+        return {"theta": part.theta}
+
+
+@dataclass(frozen=True)
+class EmbeddingGradients(BatchGradients):
+    """Gradients by the embeddings of one batch's base rows, by table."""
+
+    exchange: Exchange
+
+    def sent(self, lou: LearningOverUnion, alias: str, shard: ShardRows) -> dict[str, Any]:
+        """Those of the rows that a shard holds, with what it hides and normalises by."""
+        given = self.exchange.model.on_wire(self.values[alias][self.done.mine(alias, shard.slice)])
+        places = {"places": self.done.within(alias, shard.slice)}
+        return {**self.exchange.shown(self.done, alias, shard), **places, **given}
+
+    def held(self, lou: LearningOverUnion, alias: str, shard: ShardRows) -> dict[str, Any]:
+        """Those of all rows of the batch, which the party remembers, and the rows of the next."""
+        model = self.exchange.model
+        found = {"rows": np.zeros(0, lou.wire)} if self.is_empty else model.on_wire(self.values[alias])
+        found["next_places"] = self.following.places[alias]
+        if not self.shows:
+            return found
+        if isinstance(model.spec_of(alias), TabNet):
+            found["next_counts"] = self.following.counts(alias)
+        return found | self.exchange.hiding(self.following, alias, shard)
+
+    def shown(self, alias: str, shard: ShardRows) -> dict[str, Any]:
+        """The rows of the next batch, with what a shard hides and normalises by."""
+        return {**self.exchange.shown(self.following, alias, shard), **super().shown(alias, shard)}
 
 
 class Exchange:
@@ -33,9 +93,8 @@ class Exchange:
     def __init__(self, model: SplitModel, aliases: list[str] | None = None, hide: float = 0.0, seed: int = 0):
         self.model, self.hide, self.seed = model, hide, seed % 2**53
         self.tables = [alias for alias in model.tables if aliases is None or alias in aliases]  # those that learn
-        self.alone = [alias for alias in self.tables if alias in model.alone]
-        self.together = [alias for alias in self.tables if alias in model.together]
-        self._normed = [alias for alias in self.together if isinstance(model.spec_of(alias), TabNet)]
+        self.parts = {alias: part for alias, part in model.shared.items() if alias in self.tables}
+        self._normed = [alias for alias in self.parts if isinstance(model.spec_of(alias), TabNet)]
         widths = {alias: (model.spec_of(alias).outputs,) for alias in self.tables}
         self.last = LastValues(model.lou.client, widths, model.lou.wire)
         self.sums: dict[str, BatchSums] = {}  # of the batch under way, of tables whose batch norm is over shards
@@ -50,62 +109,43 @@ class Exchange:
         The network of a lost table does not change. Its last embeddings are used again, or zeros.
         """
         model, nothing = self.model, no_rows(self.tables)
-        before, after = done or nothing, following or nothing
-        as_before = self._as_before(after)
-
-        def arguments(alias: str, shard: ShardRows) -> dict[str, Any]:
-            found: dict[str, Any] = {"next_places": after.places[alias]}
-            found |= {"rows": np.zeros(0, model.lou.wire)} if done is None else model.on_wire(gradients[alias])
-            if following is not None and isinstance(model.spec_of(alias), TabNet):
-                found["next_counts"] = following.counts(alias)
-            return found if following is None else found | self.hiding(following, alias, shard)
-
-        alone = model.lou.ask(
-            "split.step", self.alone, by_shard=arguments, instead=as_before, batch=before.number,
-            next_batch=after.number, lr=lr, l2=model.l2, **model.at_party, **model.precision,
-        )  # fmt: skip
-        normed = None if following is None else self._ask_moments(following)  # travels with the sums of gradients
-        if done is not None and self.together:
-            self._step_together(done, gradients, lr)
-        if following is None or normed is None:
-            alone.read()
+        rows = EmbeddingGradients(gradients, done or nothing, following or nothing, self)
+        update = AdamStep(lr, model.l2, rows.done.number, rows.following.number)
+        model.over = self
+        others = [alias for alias in model.tables if alias not in self.tables]
+        found = model.step(update, rows, self._as_before(rows.following), without=others)
+        if following is None:
             return {}
-        self._note_moments(following, normed)
-        together = model.lou.ask(
-            "split.apply", self.together, by_alias=model.sent_shared(), instead=as_before, **model.precision,
-            by_shard=lambda a, s: {**self.shown(following, a, s), "places": following.within(a, s.slice)},
-        )  # fmt: skip
-        found = {alias: images(replies) for alias, replies in alone.read().items() if alias in self.alone}
-        found |= {alias: images(replies) for alias, replies in together.read().items() if alias in self.together}
-        self.missed = {
-            alias: self._missed_rows(following, pending, alias)
-            for pending, aliases in ((alone, self.alone), (together, self.together))
-            for alias in aliases
-            if any(pending.missed(alias))
-        }
-        self.last.keep(following, found)
-        return found
+        self.missed = {alias: np.ones(len(following.places[alias]), bool) for alias in found.still}
+        for alias, gone in found.missed.items():
+            if any(gone):
+                shards = zip(model.lou.client.shards(alias), gone, strict=True)
+                sizes = [np.full(following.mine(alias, shard.slice).sum(), missed) for shard, missed in shards]
+                self.missed[alias] = np.concatenate(sizes)
+        self.last.keep(following, found.predictions)
+        return found.predictions
 
-    def _missed_rows(self, batch: Batch, pending: Pending, alias: str) -> NDArray[np.bool_]:
-        """Which base rows of a batch have substitutes, because their shard is lost."""
-        shards = zip(self.model.lou.client.shards(alias), pending.missed(alias), strict=True)
-        return np.concatenate([np.full(batch.mine(alias, shard.slice).sum(), missed) for shard, missed in shards])
+    @property
+    def lou(self) -> LearningOverUnion:
+        """How shards are asked."""
+        return self.model.lou
 
-    def _step_together(self, done: Batch, gradients: Mapping[str, Floats], lr: float) -> None:
-        """Add up the gradients of shards and take the steps of their tables."""
-        model = self.model
-
-        def arguments(alias: str, shard: ShardRows) -> dict[str, Any]:
-            given = model.on_wire(gradients[alias][done.mine(alias, shard.slice)])
-            return {**self.shown(done, alias, shard), "places": done.within(alias, shard.slice), **given}
-
-        replies = model.lou.ask(
-            "split.gradient", self.together, by_alias=model.sent_shared(), by_shard=arguments,
-            instead=lambda alias, _: {"sums": np.zeros_like(model.shared[alias].theta)},
-        ).read()  # fmt: skip
-        for alias in self.together:
-            rebuilt = self.rebuilt.pop(alias, 0.0)
-            model.step_shared(alias, model.lou.add(replies[alias], "sums") + rebuilt, lr)
+    def step(self, update: Update, rows: RowGradients | None) -> dict[str, Facts]:
+        """Add up the gradients of shards and take the steps of their tables; the sums of batch norm travel along."""
+        assert isinstance(rows, EmbeddingGradients), "`__call__` makes them"
+        normed = self._ask_moments(rows.following) if rows.shows else None
+        if self.parts and not rows.is_empty:
+            replies = self.lou.ask(
+                "split.gradient", self.parts, by_alias=self.model.sent_shared(),
+                by_shard=lambda alias, shard: rows.sent(self.lou, alias, shard),
+                instead=lambda alias, _: {"sums": np.zeros_like(self.parts[alias].theta)},
+            ).read()  # fmt: skip
+            for alias, part in self.parts.items():
+                rebuilt = self.rebuilt.pop(alias, 0.0)
+                update.take(part, self.lou.add(replies[alias], "sums") + rebuilt, NOTHING)
+        if normed is not None:
+            self._note_moments(rows.following, normed)
+        return {alias: {} for alias in self.parts}
 
     def _as_before(self, batch: Batch) -> Instead:
         """The substitute for embeddings of a lost shard in a batch."""

@@ -109,11 +109,6 @@ class SplitModel(TableEmbeddings, Holders):
             self._networks[alias] = TorchTable(self.spec_of(alias), self.width(alias), alias)
         return self._networks[alias]
 
-    def step_shared(self, alias: str, gradient: Array, lr: float) -> None:
-        """Take a step of a table whose parameters the coordinator holds."""
-        part, trained = self._shared[alias], self.table_model(alias).flat.trained
-        part.theta = part.remembered(Adam).stepped(part.theta, gradient, lr, self.l2, trained)
-
     def note_moments(self, alias: str, joined: int, sums: Array) -> None:
         """Move the running mean and variance of a table's batch norm, as its module does where one party has it."""
         part = self._shared[alias]

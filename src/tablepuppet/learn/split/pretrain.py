@@ -183,18 +183,18 @@ class Pretraining:
         """(The sum of errors, their gradients by the means) over all tables."""
         model, exchange, wire = self.model, self.exchange, self.model.lou.wire
         sent = {alias: each.astype(wire, copy=False) for alias, each in means.items()}
-        asked = [alias for alias in exchange.alone if alias not in exchange.missed]
+        asked = [alias for alias in self.parts if alias not in exchange.parts and alias not in exchange.missed]
         alone = model.lou.ask(
             "tabvfl.error", asked, by_alias={alias: {"decoded": sent[alias]} for alias in asked}, batch=batch.number,
             instead=lambda alias, _: {"image": np.zeros_like(sent[alias]), "loss": 0.0}, **model.at_party,
         )  # fmt: skip
         together = self._ask_together(batch, sent)
-        replies = alone.read() | {a: each for a, each in together.read().items() if a in exchange.together}
+        replies = alone.read() | {a: each for a, each in together.read().items() if a in exchange.parts}
         value, pulled = 0.0, {alias: np.zeros(each.shape, wire) for alias, each in means.items()}
         for alias in (alias for alias in self.parts if replies[alias]):
             pulled[alias] = model.lou.concatenate(replies[alias], "image")
             value += sum(reply["loss"] for reply in replies[alias])
-            if alias in exchange.together:
+            if alias in exchange.parts:
                 exchange.rebuilt[alias] = model.lou.add(replies[alias], "gradient")
         return value, pulled
 
@@ -213,5 +213,5 @@ class Pretraining:
             return {"image": np.zeros_like(decoded), "loss": 0.0, "gradient": np.zeros_like(theta)}
 
         return model.lou.ask(
-            "tabvfl.shard_error", exchange.together, by_alias=model.sent_shared(), by_shard=arguments, instead=nothing
+            "tabvfl.shard_error", exchange.parts, by_alias=model.sent_shared(), by_shard=arguments, instead=nothing
         )

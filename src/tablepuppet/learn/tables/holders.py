@@ -20,7 +20,6 @@ from tablepuppet.learn.tables.over_shards import OverShards, RowGradients, Stepp
 from tablepuppet.learn.tables.parameters import TableParameters
 from tablepuppet.learn.tables.stored import KeepingParty, KeptNoise, Stored
 from tablepuppet.mapping.table_mapping import Floats, ShardRows
-from tablepuppet.operators.batches import Batch
 from tablepuppet.operators.client import Client, Pending, Replies
 from tablepuppet.operators.lou import Instead, LearningOverUnion
 from tablepuppet.prep.encode.encode import Encoding
@@ -128,49 +127,46 @@ class Holders(TableOutputs):
 
     def step(
         self, update: Update, rows: RowGradients | None = None, instead: Instead | None = None, *,
-        noise: Mapping[str, Mapping[str, Any]] | None = None, following: Batch | None = None,
-        still: Collection[str] = (),
+        noise: Mapping[str, Mapping[str, Any]] | None = None, without: Collection[str] = (),
     ) -> Stepped:  # fmt: skip
         """Take an update at every table, whoever holds its parameters; return what tables answer.
 
-        ``rows`` are the gradients by predictions, ``noise`` the arguments for it, by table. Predictions are those of
-        all rows, or of the ``following`` batch. ``instead`` are the substitutes for a lost party's; tables that are
-        ``still`` lost take no step and have no predictions.
+        ``rows`` are the gradients by predictions, ``noise`` the arguments for it, by table. ``instead`` are the
+        substitutes for what a lost party would return; tables in ``without`` take no step and have no predictions.
         """
-
-        def given(alias: str, shard: ShardRows) -> dict[str, Any]:
-            found = {} if rows is None else rows.sent(self.lou, alias, shard)
-            return found if following is None else {**found, "next_places": following.within(alias, shard.slice)}
-
-        asked = [alias for alias in self.alone if alias not in still]
+        asked = [alias for alias in self.alone if alias not in without]
         held = self.lou.ask(
-            update.op, asked, by_alias=noise, by_shard=given, instead=instead, **self.at_party, **update.arguments
-        )
+            update.op, asked, by_alias=noise, instead=instead, **self.at_party, **update.arguments, **self.precision,
+            by_shard=None if rows is None else lambda alias, shard: rows.held(self.lou, alias, shard),
+        )  # fmt: skip
         facts = self.over.step(update, rows)
-        showing = following is None or len(following.rows)
-        wanted = {alias: shown for alias, part in self.shared.items() if showing and (shown := update.shown(part))}
-        applied = self._ask_shown(wanted, following, instead)
+        parts = self.shared.items() if rows is None or rows.shows else ()
+        wanted = {alias: shown for alias, part in parts if alias not in without and (shown := update.shown(part))}
+        applied = self._ask_shown(wanted, rows, instead)
         predictions, missed = self.joined(applied.read(), wanted), {alias: applied.missed(alias) for alias in wanted}
         replies = held.read()
-        lost = frozenset(still) | {alias for alias in asked if any(held.missed(alias))}
+        lost = frozenset(alias for alias in asked if any(held.missed(alias)))
         predictions |= self.joined(replies, [alias for alias in asked if "image" in replies[alias][0]])
         return Stepped(predictions, {a: replies[a][0] for a in asked if a not in lost} | facts, lost, missed)
 
-    def tell(self, update: Update, still: Collection[str] = ()) -> None:
+    def tell(self, update: Update, without: Collection[str] = ()) -> None:
         """Take an update that has no answer at every table; it travels with the next trip."""
-        asked = [alias for alias in self.alone if alias not in still]
+        asked = [alias for alias in self.alone if alias not in without]
         self.lou.ask(update.op, asked, model=self.name, **update.arguments)
         self.over.step(update, None)
 
     def _ask_shown(
-        self, wanted: Mapping[str, Mapping[str, Any]], following: Batch | None, instead: Instead | None
+        self, wanted: Mapping[str, Mapping[str, Any]], rows: RowGradients | None, instead: Instead | None
     ) -> Pending:
         """Ask shards for predictions with parameters, or a direction, that the coordinator holds."""
-        sent = self.sent({alias: shown["theta"] for alias, shown in wanted.items()})
-        arguments = {a: {**sent[a], **shown, **self.noise_of(a, shown["theta"])} for a, shown in wanted.items()}
+        arguments = self.sent({alias: shown["theta"] for alias, shown in wanted.items()})
+        for alias, shown in wanted.items():
+            arguments[alias] |= shown
+            if rows is None or not rows.is_batch:
+                arguments[alias] |= self.noise_of(alias, shown["theta"])
         return self.lou.ask(
             self.sent_op, arguments, by_alias=arguments, instead=None if self.is_noisy else instead, **self.precision,
-            by_shard=None if following is None else lambda a, shard: {"places": following.within(a, shard.slice)},
+            by_shard=None if rows is None else rows.shown,
         )  # fmt: skip
 
     # Who is lost.

@@ -55,30 +55,78 @@ class Update(Protocol):
 
 @dataclass(frozen=True)
 class RowGradients:
-    """The gradient of the loss by the predictions of base rows, by table: of all rows, or of those of a batch."""
+    """What tables are given for an update: the gradient of the loss by the predictions of all base rows, by table."""
 
     values: Mapping[str, Floats]
-    batch: Batch | None = None
 
     @property
     def is_empty(self) -> bool:
-        """Whether it is a batch without rows, such as what is before the first."""
-        return self.batch is not None and not len(self.batch.rows)
+        """Whether there are no rows, and so no gradient."""
+        return False
+
+    @property
+    def shows(self) -> bool:
+        """Whether predictions are wanted, if the update has any."""
+        return True
+
+    @property
+    def is_batch(self) -> bool:
+        """Whether predictions are those of some rows: noise is for those of all."""
+        return False
 
     def sent(self, lou: LearningOverUnion, alias: str, shard: ShardRows) -> dict[str, Any]:
-        """The arguments of an op at one shard, as they are rounded."""
-        if self.batch is None:
-            return {"rows": lou.sent(self.values[alias], shard)}
-        rows = self.values[alias][self.batch.mine(alias, shard.slice)].astype(lou.wire)
-        return {"places": self.batch.within(alias, shard.slice), "rows": rows}
+        """The arguments with which a shard computes its gradient, as they are rounded."""
+        return {"rows": lou.sent(self.values[alias], shard)}
+
+    def held(self, lou: LearningOverUnion, alias: str, shard: ShardRows) -> dict[str, Any]:
+        """The arguments of the update's op, at a party that holds the parameters."""
+        return self.sent(lou, alias, shard)
+
+    def shown(self, alias: str, shard: ShardRows) -> dict[str, Any]:
+        """The arguments with which a shard returns predictions afterwards."""
+        return {}
 
     def total(self, lou: LearningOverUnion, alias: str, missed: list[bool]) -> Array:
         """The sum of what the shards of a table were sent; those that are lost are left out."""
-        shards = zip(lou.client.shards(alias), missed, strict=True)
-        parts = [
-            self.sent(lou, alias, shard)["rows"].sum(axis=0, dtype=np.float64) for shard, gone in shards if not gone
-        ]
+        present = [shard for shard, gone in zip(lou.client.shards(alias), missed, strict=True) if not gone]
+        parts = [self.sent(lou, alias, shard)["rows"].sum(axis=0, dtype=np.float64) for shard in present]
         return np.asarray(np.sum([np.zeros(self.values[alias].shape[1:]), *parts], axis=0))
+
+
+@dataclass(frozen=True)
+class BatchGradients(RowGradients):
+    """Gradients by the predictions of one batch's base rows; predictions are those of the ``following`` batch."""
+
+    done: Batch
+    following: Batch
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether nothing is done yet."""
+        return not len(self.done.rows)
+
+    @property
+    def shows(self) -> bool:
+        """Whether a batch follows."""
+        return bool(len(self.following.rows))
+
+    @property
+    def is_batch(self) -> bool:
+        """Predictions are those of the following batch."""
+        return True
+
+    def sent(self, lou: LearningOverUnion, alias: str, shard: ShardRows) -> dict[str, Any]:
+        """Those of the batch's rows that a shard holds."""
+        rows = self.values[alias][self.done.mine(alias, shard.slice)].astype(lou.wire)
+        return {"places": self.done.within(alias, shard.slice), "rows": rows}
+
+    def held(self, lou: LearningOverUnion, alias: str, shard: ShardRows) -> dict[str, Any]:
+        """The same, and the rows whose predictions are wanted."""
+        return {**self.sent(lou, alias, shard), "next_places": self.following.within(alias, shard.slice)}
+
+    def shown(self, alias: str, shard: ShardRows) -> dict[str, Any]:
+        """The rows whose predictions are wanted."""
+        return {"places": self.following.within(alias, shard.slice)}
 
 
 @dataclass(frozen=True)
