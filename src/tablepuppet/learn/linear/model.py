@@ -177,7 +177,7 @@ class LinearModel(FederatedModel):
             noise.images += 1
         turn = Turn(self.l2, curvature, max(self._steps - 1, 0), centred=noise is None)
         instead = self.lost.instead if noise is None else None
-        found = self.step(turn, RowGradients(rows), instead, noise=self._noise_of_steps())
+        found = self.step(turn, RowGradients(rows), instead, by_table=self._noise_of_steps())
         self.lost.learn(found, missed, self._steps)
         self.left = sum(float(left) for left in found.listed("left"))
         self.centre = np.zeros(self.outputs) + sum(found.listed("centre"))

@@ -134,9 +134,9 @@ class SampledModel(FederatedModel):
         self.over.pace, images = pace, dict[str, Any]()
         if self.noise.image is not None:
             images = {"prediction_noise": self.noise.of_predictions(self.noise.clip)}
-        noise = {a: {"rates": pace.rates[a], "noise": self.sum_noise(a), **images} for a in self.tables}
+        by_table = {a: {"rates": pace.rates[a], "noise": self.sum_noise(a), **images} for a in self.tables}
         rows = RowGradients(self.loj.scatter(column, self.tables))
-        found = self.step(NoisyRound(pull, pace.momentum, self.l2), rows, noise=noise)
+        found = self.step(NoisyRound(pull, pace.momentum, self.l2), rows, by_table=by_table)
         self.noise.steps += pace.steps
         self.noise.images += 1
         self.set_scores(found.predictions, into=into)

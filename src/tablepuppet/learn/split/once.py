@@ -28,9 +28,11 @@ from tablepuppet.learn.split.nat import NatSettings, NatTraining, own_seed, prin
 from tablepuppet.learn.split.ops import Training, bottom_parameters, check_shape
 from tablepuppet.learn.split.table import Batched, TorchTable
 from tablepuppet.learn.tables.network import need_torch
+from tablepuppet.learn.tables.over_shards import NOTHING, Facts, RowGradients, Update
+from tablepuppet.learn.tables.parameters import TableParameters
 from tablepuppet.mapping.table_mapping import Floats, ShardRows
 from tablepuppet.operators.client import Client
-from tablepuppet.operators.lou import Instead
+from tablepuppet.operators.lou import Instead, LearningOverUnion
 from tablepuppet.party.allowance import check_memory
 from tablepuppet.party.arguments import Seed, Some
 from tablepuppet.party.local_table import LocalTable
@@ -145,6 +147,60 @@ def linear_theta(network: TorchTable, weights: Array) -> Array:
 # At the coordinator
 
 
+@dataclass(frozen=True)
+class Epochs:
+    """Some more epochs of training on a table's own rows; how many is an argument by table."""
+
+    seed: int
+    settings: NatSettings
+    op = "nat.train"
+
+    @property
+    def arguments(self) -> dict[str, Any]:
+        """As `train` takes them."""
+        return {"seed": self.seed, "settings": self.settings}
+
+    def take(self, part: TableParameters, sums: Array, total: Array) -> Facts:
+        """The mean over shards."""
+        part.theta = sums
+        return {}
+
+    def shown(self, part: TableParameters) -> dict[str, Any]:
+        """No embeddings: they are the message."""
+        return {}
+
+
+@dataclass
+class Averages:
+    """Each shard trains on its own rows; the coordinator averages their parameters, weighted by rows."""
+
+    model: SplitModel
+    parts: dict[str, TableParameters]
+    epochs: Mapping[str, int]
+
+    @property
+    def lou(self) -> LearningOverUnion:
+        """How shards are asked."""
+        return self.model.lou
+
+    def step(self, update: Update, rows: RowGradients | None) -> dict[str, Facts]:
+        """Some epochs at every shard, then the mean; lost shards are left out of it."""
+        sent = self.model.sent({alias: part.theta for alias, part in self.parts.items()})
+        arguments = {alias: {"epochs": self.epochs[alias], **each} for alias, each in sent.items()}
+        averaged = self.lou.ask(
+            "nat.average", arguments, by_alias=arguments, model=self.model.name, **update.arguments,
+            instead=lambda alias, _: {"theta": self.parts[alias].theta},
+        )  # fmt: skip
+        replies = averaged.read() if self.parts else {}
+        for alias, part in self.parts.items():
+            missed, shards = averaged.missed(alias), self.lou.client.shards(alias)
+            weights = [0 if gone else len(shard.row_ids) for gone, shard in zip(missed, shards, strict=True)]
+            if any(weights):
+                thetas = [reply["theta"] for reply in replies[alias]]
+                update.take(part, np.average(thetas, axis=0, weights=weights), NOTHING)
+        return {alias: {} for alias in self.parts}
+
+
 @dataclass
 class Guests:
     """The tables that send one message. ``lag`` is how many seconds they have until then; None: as long as they need.
@@ -169,31 +225,18 @@ class Guests:
             self.report(min(done.values()))
 
     def _train_some(self, epochs: Mapping[str, int], settings: NatSettings, seed: int) -> None:
-        model, lou = self.model, self.model.lou
-        alone = {alias: {"epochs": count} for alias, count in epochs.items() if alias in model.alone}
-        together = {
-            alias: {"epochs": epochs[alias], **sent} for alias, sent in model.sent_shared().items() if alias in epochs
-        }
-        arguments: dict[str, Any] = {**model.at_party, "seed": seed, "settings": settings}
-        trained = lou.ask("nat.train", alone, by_alias=alone, instead=lambda alias, shard: {}, **arguments)
-        averaged = lou.ask(
-            "nat.average", together, by_alias=together, instead=lambda a, _: {"theta": model.shared[a].theta},
-            **arguments,
-        )  # fmt: skip
-        trained.read()
-        replies = averaged.read()
-        for alias in together:
-            missed, shards = averaged.missed(alias), lou.client.shards(alias)
-            rows = [0 if gone else len(shard.row_ids) for gone, shard in zip(missed, shards, strict=True)]
-            if any(rows):
-                thetas = [reply["theta"] for reply in replies[alias]]
-                model.shared[alias].theta = np.average(thetas, axis=0, weights=rows)
+        model = self.model
+        parts = {alias: part for alias, part in model.shared.items() if alias in epochs}
+        model.over = Averages(model, parts, epochs)
+        others = [alias for alias in model.tables if alias not in epochs]
+        by_table = {alias: {"epochs": count} for alias, count in epochs.items()}
+        model.step(Epochs(seed, settings), None, lambda alias, shard: {}, by_table=by_table, without=others)
 
     def components(self) -> None:
         """Let the networks of all guests be principal components."""
         model, lou = self.model, self.model.lou
-        alone = [alias for alias in self.aliases if alias in model.alone]
-        together = [alias for alias in self.aliases if alias in model.together]
+        together = [alias for alias in self.aliases if alias in model.shared]
+        alone = [alias for alias in self.aliases if alias not in together]
         lou.ask("nat.components", alone, instead=lambda alias, shard: {}, **model.at_party)
         grams = lou.ask("matrix.gram", together, joined_rows=len(lou.client.mapping), encoding=model.encoding.id)
         with self._hurried(time.monotonic()):
@@ -212,7 +255,7 @@ class Guests:
 
     def _epochs_at_once(self, alias: str, epochs: int) -> int:
         """The epochs of one request: of shards, those between two averages, of which there are ten at most."""
-        if alias in self.model.together:
+        if alias in self.model.shared:
             return math.ceil(epochs / AVERAGINGS)
         work = self.model.rows(alias) * (2_000 + _multiplications(self.model.table_model(alias)))
         return max(1, int(WORK / max(work, 1)))
@@ -302,4 +345,4 @@ class OnceModel(SplitModel):
         """The guests with one shard whose party is lost."""
         client = self.lou.client
         lost = client.outbox.lost
-        return [a for a in self.guests if a in self.alone and client.shards(a)[0].party in lost]
+        return [a for a in self.guests if a not in self.shared and client.shards(a)[0].party in lost]

@@ -1,7 +1,8 @@
 """Who holds the parameters of a model, and how to get, keep and store them, whatever the model computes.
 
-If a table has one shard, its party holds the parameters; if it has several, the coordinator does (LoU). The party's
-ops are in ops.py and shelf_ops.py.
+If a table has one shard, its party holds the parameters; if it has several, the coordinator does (LoU). `Holders.step`
+takes a solver's step at all of them, so that no solver asks who holds what. The party's ops are in ops.py and
+shelf_ops.py.
 """
 
 from __future__ import annotations
@@ -127,16 +128,16 @@ class Holders(TableOutputs):
 
     def step(
         self, update: Update, rows: RowGradients | None = None, instead: Instead | None = None, *,
-        noise: Mapping[str, Mapping[str, Any]] | None = None, without: Collection[str] = (),
+        by_table: Mapping[str, Mapping[str, Any]] | None = None, without: Collection[str] = (),
     ) -> Stepped:  # fmt: skip
         """Take an update at every table, whoever holds its parameters; return what tables answer.
 
-        ``rows`` are the gradients by predictions, ``noise`` the arguments for it, by table. ``instead`` are the
-        substitutes for what a lost party would return; tables in ``without`` take no step and have no predictions.
+        ``rows`` are the gradients by predictions, ``by_table`` are arguments that differ, such as noise. ``instead``
+        are the substitutes for what a lost party returns; tables in ``without`` take no step and have no predictions.
         """
         asked = [alias for alias in self.alone if alias not in without]
         held = self.lou.ask(
-            update.op, asked, by_alias=noise, instead=instead, **self.at_party, **update.arguments, **self.precision,
+            update.op, asked, by_alias=by_table, instead=instead, **self.at_party, **update.arguments, **self.precision,
             by_shard=None if rows is None else lambda alias, shard: rows.held(self.lou, alias, shard),
         )  # fmt: skip
         facts = self.over.step(update, rows)
