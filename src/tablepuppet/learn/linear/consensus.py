@@ -28,7 +28,7 @@ from numpy.typing import NDArray
 from tablepuppet.errors import PartyError
 from tablepuppet.learn.linear.ops import Turn
 from tablepuppet.learn.linear.ridge import Curvature, diagonal_ridge_parameters, ridge_of, square_curvature
-from tablepuppet.learn.tables.over_shards import NOTHING, Facts, RowGradients, Update
+from tablepuppet.learn.tables.over_shards import Facts, RowGradients, ShardSums, Update
 from tablepuppet.mapping.table_mapping import Floats, ShardRows
 from tablepuppet.operators.lou import LearningOverUnion
 from tablepuppet.party.allowance import check_memory
@@ -144,14 +144,19 @@ class Inner:
         return self.rho * np.eye(len(curvature))
 
 
-class Consensus:
-    """The coordinator's side: what the shards of each table agree on."""
+class Consensus(ShardSums):
+    """The coordinator's side: what the shards of each table agree on. Batches have gradients, which add up as always."""
 
     def __init__(
         self, lou: LearningOverUnion, encoding: Encoding, aliases: list[str], spec: Linear, l2: float,
         model: str, inner: Inner,
     ):  # fmt: skip
-        self.lou, self.inner, self.l2 = lou, inner, l2
+        super().__init__(
+            lou, aliases, lambda _: {"encoding": encoding.id, "spec": spec},
+            lambda alias: spec.theta_shape(len(encoding.names(alias))),
+            lambda alias, rows: lou.bound(rows) * encoding.largest(alias),
+        )  # fmt: skip
+        self.inner, self.l2 = inner, l2
         self.disagreement = 0.0  # how much the shards could still gain
         self.common: dict[str, Any] = {"encoding": encoding.id, "model": model}
         widths = {alias: len(encoding.names(alias)) for alias in aliases}
@@ -172,10 +177,9 @@ class Consensus:
         """Nothing to wait for: the first preconditioner follows from the encoding."""
 
     def step(self, update: Update, rows: RowGradients | None) -> dict[str, Facts]:
-        """Take an update; one with rows asks for a direction, on which shards agree in some inner rounds."""
-        if rows is None:
-            return {alias: update.take(part, NOTHING, NOTHING) for alias, part in self.parts.items()}
-        assert isinstance(update, Turn), "batches need sums of gradients"
+        """Take an update; one that asks for a direction is what shards agree on in some inner rounds."""
+        if rows is None or not isinstance(update, Turn):
+            return super().step(update, rows)
         self.disagreement = 0.0
         for number in range(self.inner.rounds if self.parts else 0):
             self.disagreement = self._round(None if number else rows.values, update.curvature)

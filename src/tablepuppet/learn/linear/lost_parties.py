@@ -34,6 +34,7 @@ class LostParties:
         self.still: frozenset[str] = frozenset()  # lost tables with one shard: their parameters do not change
         self.changed = False  # whether a party was lost or returned in this round
         self._since: dict[ShardKey, Array] = {}  # shards that are lost: the parameters that their predictions are of
+        self._late: Pending | None = None  # the replies to what was missed
         self._missed: dict[str, Array] = {}  # what the scores of returned shards lack, by base rows
         self._products: dict[str, Array] = {}  # by table, of the last round in which it was there
         self._squares: dict[str, float] = {}
@@ -43,8 +44,8 @@ class LostParties:
         nothing = {"products": None, "left": 0.0, "magnitude": 0.0, "centre": np.zeros(self.model.outputs)}
         return {"image": self.model.nothing(alias, shard), **nothing}
 
-    def ask_missed(self) -> Pending:
-        """Ask lost shards for what the scores lack; read the replies after the predictions of this round."""
+    def ask_missed(self) -> None:
+        """Ask lost shards for what the scores lack, in the trip of this round's predictions."""
         model = self.model
 
         def arguments(alias: str, shard: ShardRows) -> dict[str, Any] | None:
@@ -55,12 +56,13 @@ class LostParties:
             centre = ridge_of(model.shared[alias]).centre(change)
             return {**model.sent({alias: change})[alias], "centre": centre, **model.precision}
 
-        return model.lou.client.ask("model.apply", arguments, self.instead)
+        self._late = model.lou.client.ask("model.apply", arguments, self.instead)
 
-    def learn(self, found: Stepped, missed: Pending, steps: int) -> None:
+    def learn(self, found: Stepped, steps: int) -> None:
         """Find out from the replies of a round which parties are lost; tables store ``steps`` steps."""
         model, before = self.model, (self.still, set(self._since))
-        self.still, self._missed, late_replies = found.still, {}, missed.read()
+        assert self._late is not None, "asked with the predictions of this round"
+        self.still, self._missed, late_replies = found.still, {}, self._late.read()
         for alias, are_lost in found.missed.items():
             late = iter(late_replies[alias])
             for shard, is_lost in zip(model.lou.client.shards(alias), are_lost, strict=True):

@@ -27,9 +27,9 @@ from tablepuppet.learn.tables.federated import FederatedModel
 from tablepuppet.learn.tables.over_shards import RowGradients, ShardSums
 from tablepuppet.learn.tables.parameters import TableParameters
 from tablepuppet.mapping.table_mapping import Floats
-from tablepuppet.operators.client import Client
+from tablepuppet.operators.client import Client, Pending
 from tablepuppet.operators.joined_rows import Column, JoinedRows
-from tablepuppet.operators.lou import LearningOverUnion
+from tablepuppet.operators.lou import Instead, LearningOverUnion
 from tablepuppet.party.spec import Linear
 from tablepuppet.prep.encode.encode import Encoding
 
@@ -171,14 +171,14 @@ class LinearModel(FederatedModel):
 
         Columns are centred, unless there is noise: ``centre`` is what the intercept absorbs.
         """
-        noise, missed = self.noise, self.lost.ask_missed()
+        noise = self.noise
         if noise is not None:
             noise.steps += 1
             noise.images += 1
         turn = Turn(self.l2, curvature, max(self._steps - 1, 0), centred=noise is None)
         instead = self.lost.instead if noise is None else None
         found = self.step(turn, RowGradients(rows), instead, by_table=self._noise_of_steps())
-        self.lost.learn(found, missed, self._steps)
+        self.lost.learn(found, self._steps)
         self.left = sum(float(left) for left in found.listed("left"))
         self.centre = np.zeros(self.outputs) + sum(found.listed("centre"))
         if noise is None:
@@ -189,6 +189,14 @@ class LinearModel(FederatedModel):
             self._bounds = {alias: float(facts["bound"]) for alias, facts in found.facts.items() if "bound" in facts}
         self.loj.gather(found.predictions, into)
         return self.lost.total(self._steps)
+
+    def ask_shown(
+        self, wanted: Mapping[str, Mapping[str, Any]], rows: RowGradients | None, instead: Instead | None
+    ) -> Pending:
+        """Ask shards for predictions; in the same trip, those that were lost for what the scores lack of them."""
+        asked = super().ask_shown(wanted, rows, instead)
+        self.lost.ask_missed()
+        return asked
 
     def _noise_of_steps(self) -> dict[str, dict[str, Any]]:
         """By table: the arguments for noise on what its party computes."""

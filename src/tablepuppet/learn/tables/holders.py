@@ -143,7 +143,7 @@ class Holders(TableOutputs):
         facts = self.over.step(update, rows)
         parts = self.shared.items() if rows is None or rows.shows else ()
         wanted = {alias: shown for alias, part in parts if alias not in without and (shown := update.shown(part))}
-        applied = self._ask_shown(wanted, rows, instead)
+        applied = self.ask_shown(wanted, rows, instead)
         predictions, missed = self.joined(applied.read(), wanted), {alias: applied.missed(alias) for alias in wanted}
         replies = held.read()
         lost = frozenset(alias for alias in asked if any(held.missed(alias)))
@@ -156,7 +156,7 @@ class Holders(TableOutputs):
         self.lou.ask(update.op, asked, model=self.name, **update.arguments)
         self.over.step(update, None)
 
-    def _ask_shown(
+    def ask_shown(
         self, wanted: Mapping[str, Mapping[str, Any]], rows: RowGradients | None, instead: Instead | None
     ) -> Pending:
         """Ask shards for predictions with parameters, or a direction, that the coordinator holds."""
