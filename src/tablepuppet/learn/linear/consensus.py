@@ -145,7 +145,7 @@ class Inner:
 
 
 class Consensus(ShardSums):
-    """The coordinator's side: what the shards of each table agree on. Batches have gradients, which add up as always."""
+    """The coordinator's side: what the shards of each table agree on; gradients of batches add up as always."""
 
     def __init__(
         self, lou: LearningOverUnion, encoding: Encoding, aliases: list[str], spec: Linear, l2: float,
