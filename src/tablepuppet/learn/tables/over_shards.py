@@ -146,8 +146,6 @@ class Stepped:
 class OverShards(Protocol):
     """How the coordinator takes updates of the tables whose parameters it holds."""
 
-    lou: LearningOverUnion
-
     @property
     def parts(self) -> dict[str, TableParameters]:
         """The parameters, by table."""
