@@ -19,7 +19,7 @@ from tablepuppet.errors import PartyError
 from tablepuppet.party.database import Database
 from tablepuppet.party.databases.names import find_names, find_table
 from tablepuppet.party.snapshot import Snapshot, content_hash, take_snapshot
-from tablepuppet.sql.expression import identifier
+from tablepuppet.sql.expression import column_text
 from tablepuppet.sql.plan import Scan
 from tablepuppet.sql.types import Family, family
 
@@ -55,7 +55,7 @@ def _wider(scan: Scan, wanted: dict[str, str], database: Database) -> Scan:
             )
         read = known.setdefault(name.lower(), name)
         columns.setdefault(read, declared)
-        outputs[output] = identifier(read).sql(dialect="duckdb")
+        outputs[output] = column_text(read)
     return replace(scan, columns=columns, outputs=outputs)
 
 

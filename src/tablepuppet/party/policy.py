@@ -12,7 +12,7 @@ import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import Flag, IntEnum, auto
-from functools import cached_property
+from functools import cache, cached_property
 from typing import Annotated
 
 import msgspec
@@ -88,6 +88,14 @@ USES: Mapping[Use, Release] = {
 Category = str | int | float | bool
 
 
+@cache
+def _released(uses: Use, level: Level) -> Release:
+    allowed = _OF_EVERY_COLUMN
+    for use in uses:
+        allowed |= USES[use] & LEVELS[level]
+    return allowed
+
+
 @dataclass(frozen=True)
 class ColumnRule:
     """What one column may be used for, and at which level.
@@ -103,10 +111,7 @@ class ColumnRule:
     @cached_property
     def releases(self) -> Release:
         """Everything that may be released of the column."""
-        allowed = _OF_EVERY_COLUMN
-        for use in self.uses:
-            allowed |= USES[use] & LEVELS[self.level]
-        return allowed
+        return _released(self.uses, self.level)
 
     def allows(self, releases: Release) -> bool:
         """Whether all of these may be released of the column."""

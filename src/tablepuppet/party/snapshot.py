@@ -31,7 +31,7 @@ from tablepuppet.party.blind import Blinded, blind, derive_key
 from tablepuppet.party.database import POSITION, Reader, Source
 from tablepuppet.pieces import cores
 from tablepuppet.privacy.noise import SecureStream
-from tablepuppet.sql.expression import checked, columns_of, is_column, render
+from tablepuppet.sql.expression import checked, column_text, columns_of, is_column, render
 from tablepuppet.sql.growth import MOST_IN_SCAN, letters, letters_of_all
 from tablepuppet.sql.plan import KeySpec, Scan, conjuncts
 
@@ -333,8 +333,10 @@ def _evaluable(text: str, scan: Scan, total: bool) -> str:
         raise PartyError(
             f"party {scan.party!r}: the plan for {scan.table!r} uses {min(strange)!r}, which it does not read"
         )
+    if is_column(text):
+        return f"({column_text(*columns_of(text))})"
     node = checked(text).unnest()
-    return _never_failing(node) if total and not isinstance(node, exp.Column) else f"({render(node)})"
+    return _never_failing(node) if total else f"({render(node)})"
 
 
 def _never_failing(node: exp.Expr) -> str:

@@ -89,7 +89,12 @@ class VerticalTable:
         """The catalog's spelling of a column name, which SQL compares without regard to case."""
         if column in self.columns:
             return column
-        return next((name for name in self.columns if name.lower() == column.lower()), None)
+        return self._spellings.get(column.lower())
+
+    @cached_property
+    def _spellings(self) -> dict[str, str]:
+        """The first column that is so in lower case."""
+        return {name.lower(): name for name in reversed(list(self.columns))}
 
 
 class Catalog(TableResult):

@@ -65,7 +65,9 @@ _SYNTAX: tuple[type[exp.Expr], ...] = (
 )  # fmt: skip
 _OPERATORS = exp.Binary | exp.Unary | exp.Between | exp.In
 _CHAINS = (exp.And, exp.Or, exp.DPipe, exp.Add | exp.Sub, exp.Mul | exp.Div | exp.IntDiv | exp.Mod)
-_KEYWORDS = frozenset(AsWritten.Tokenizer.KEYWORDS) | {"IF"}
+_KEYWORDS = (
+    frozenset(AsWritten.Tokenizer.KEYWORDS) | frozenset(map(str.upper, AsWritten.Generator.RESERVED_KEYWORDS)) | {"IF"}
+)
 _PLAIN = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _SUBQUERY = f"a subquery inside an expression is not supported yet; {AS_JOIN}"
 _LONG_LIST = f"put a long list of values into a table and join it, or {VIEW}"
@@ -106,9 +108,9 @@ class Refused(Exception):  # noqa: N818 - not an error of ours: parse.py turns i
         self.node = node
 
 
-def render(node: exp.Expr) -> str:
-    """DuckDB SQL of a tree: equal expressions have equal text."""
-    return node.sql(dialect=AsWritten, comments=False, normalize_functions="lower")
+def render(node: exp.Expr, *, copy: bool = True) -> str:
+    """DuckDB SQL of a tree: equal expressions have equal text. Without a ``copy``, the tree is of no use after it."""
+    return node.sql(dialect=AsWritten, copy=copy, comments=False, normalize_functions="lower")
 
 
 def bracketed(node: exp.Expr) -> str:
@@ -123,7 +125,7 @@ def bracketed(node: exp.Expr) -> str:
             inner = exp.Paren()
             part.replace(inner)
             inner.set("this", part)
-    return render(whole.this)
+    return render(whole.this.pop(), copy=False)
 
 
 def _needs_none(part: exp.Expr) -> bool:
@@ -139,9 +141,12 @@ def written(node: exp.Expr) -> str:
 
     Raises `Refused` for what DuckDB cannot read even with brackets.
     """
-    text, safe = render(node), bracketed(node)
+    text = render(node)
+    if is_plain_column(node):
+        return text
+    safe = bracketed(node)
     try:
-        return text if is_plain_column(node) or are_read_alike([safe, text]) else safe
+        return text if are_read_alike([safe, text]) else safe
     except Unread:
         raise Refused(TWO_WAYS, node) from None
 
@@ -160,6 +165,15 @@ def is_reserved(name: str) -> bool:
 def identifier(name: str) -> exp.Identifier:
     """A column name, quoted only where SQL needs it."""
     return exp.to_identifier(name, quoted=is_reserved(name))
+
+
+def column_text(name: str) -> str:
+    """The expression that is a column.
+
+    >>> column_text("price"), column_text("order"), column_text('12" discs')
+    ('price', '"order"', '"12"" discs"')
+    """
+    return '"' + name.replace('"', '""') + '"' if is_reserved(name) else name
 
 
 def and_parts(node: exp.Expr) -> Iterator[exp.Expr]:
@@ -274,6 +288,8 @@ class _Kept:
 
 
 def _read(text: str) -> _Read:
+    if not is_reserved(text):  # a wide table has thousands of columns, and parsing one takes as long as computing with it
+        return _Read(exp.column(text), (text,))
     if len(text) > MOST_TEXT:
         raise QueryError(
             f"an expression has {len(text):,} letters, more than the {MOST_TEXT:,} that a party reads; {_LONG_LIST}"

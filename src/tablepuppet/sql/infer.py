@@ -14,7 +14,7 @@ import pyarrow as pa
 
 from tablepuppet.errors import plain_text
 from tablepuppet.sql.catalog import VerticalTable
-from tablepuppet.sql.expression import columns_of, identifier, render
+from tablepuppet.sql.expression import column_text, columns_of
 from tablepuppet.sql.quiet_duckdb import scratch
 from tablepuppet.sql.types import is_plain
 
@@ -32,12 +32,12 @@ def type_of(table: VerticalTable, expression: str) -> str:
 
 @lru_cache(maxsize=1 << 14)  # a wide table has thousands of columns
 def _inferred(expression: str, typed: tuple[tuple[str, str], ...]) -> str:
-    if len(typed) == 1 and expression == _name(typed[0][0]):
+    if len(typed) == 1 and expression == column_text(typed[0][0]):
         return typed[0][1]
     strange = next(((name, kind) for name, kind in typed if not is_plain(kind)), None)
     if strange is not None:
         raise ValueError(f"column {strange[0]} is {plain_text(strange[1], 60)}, which no expression can use")
-    columns = ", ".join(f"CAST(NULL AS {kind}) AS {_name(name)}" for name, kind in typed)
+    columns = ", ".join(f"CAST(NULL AS {kind}) AS {column_text(name)}" for name, kind in typed)
     text = f"SELECT {expression} AS it FROM (SELECT {columns or '1 AS one'} LIMIT 0)"
     try:
         with scratch() as connection:
@@ -48,8 +48,3 @@ def _inferred(expression: str, typed: tuple[tuple[str, str], ...]) -> str:
     except duckdb.Error as error:
         raise ValueError(plain_text(str(error).split("\n")[0].split(": ", 1)[-1])) from error
     return str(kind)
-
-
-def _name(column: str) -> str:
-    """A column's name as it stands in an expression."""
-    return render(identifier(column))

@@ -10,7 +10,7 @@ from tablepuppet.errors import CatalogError
 from tablepuppet.spelling import did_you_mean
 from tablepuppet.sql.advice import AGGREGATING_VIEW, CLAUSES, INLINED, PUBLISHED
 from tablepuppet.sql.catalog import Catalog, VerticalTable
-from tablepuppet.sql.expression import Refused, check, identifier, written
+from tablepuppet.sql.expression import Refused, check, column_text, identifier, written
 from tablepuppet.sql.place import SqlText
 
 
@@ -141,6 +141,9 @@ class Scope:
 
     def bind(self, node: exp.Expr) -> Bound:
         """Resolve every column of an expression; QueryError for what no party would evaluate."""
+        if isinstance(node, exp.Column) and isinstance(node.this, exp.Identifier):
+            alias, name = self.resolve(node)
+            return Bound(column_text(name), frozenset({alias}), frozenset({(alias, name)}), node)
         try:
             check(node)
         except Refused as refused:

@@ -13,7 +13,7 @@ from sqlglot import exp
 from tablepuppet.spelling import did_you_mean
 from tablepuppet.sql.advice import CLAUSES, JOINS, NO_WAY, TWO_TABLES
 from tablepuppet.sql.catalog import Catalog
-from tablepuppet.sql.expression import and_parts, identifier, render
+from tablepuppet.sql.expression import and_parts, column_text
 from tablepuppet.sql.place import SqlText
 from tablepuppet.sql.scope import Bound, Scope, ScopedTable
 
@@ -136,8 +136,7 @@ def _equate_by_name(name: str, before: list[ScopedTable], right: ScopedTable, bo
 
 def _column(alias: str, name: str, at: exp.Expr) -> Bound:
     """A column that USING, NATURAL or a star at ``at`` means."""
-    text = render(exp.column(identifier(name)))
-    return Bound(text, frozenset({alias}), frozenset({(alias, name)}), at)
+    return Bound(column_text(name), frozenset({alias}), frozenset({(alias, name)}), at)
 
 
 def _place_conditions(node: exp.Expr, bound: BoundSelect) -> None:
