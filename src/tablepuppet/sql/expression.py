@@ -288,7 +288,9 @@ class _Kept:
 
 
 def _read(text: str) -> _Read:
-    if not is_reserved(text):  # a wide table has thousands of columns, and parsing one takes as long as computing with it
+    if not is_reserved(
+        text
+    ):  # a wide table has thousands of columns, and parsing one takes as long as computing with it
         return _Read(exp.column(text), (text,))
     if len(text) > MOST_TEXT:
         raise QueryError(

@@ -29,10 +29,10 @@ LISTED = 1024  # values of a public column that are listed rather than cut furth
 SAMPLED = 4 * LISTED  # values that are checked first, to see whether there are few distinct ones
 LEAST = 5  # base rows of a cell of a column that is not public, where the policy's min_group is lower
 NEXT_NONE = -1  # a cell that is not cut further
-CELL = np.dtype([("lows", np.uint64), ("highs", np.uint64), ("nexts", np.int16), ("weights", np.float64)])
+COLUMNS = {"lows": np.uint64, "highs": np.uint64, "nexts": np.int16, "weights": np.float64}
 """Smallest and largest word of a cell, next byte to refine or -1, and joined rows."""
-Cells = NDArray[np.void]
-"""Cells of one bucket, of type `CELL`, in increasing order."""
+Cells = dict[str, NDArray[Any]]
+"""Cells of one bucket, in increasing order: an array for each of `COLUMNS`."""
 
 
 @dataclass(frozen=True)
@@ -91,19 +91,18 @@ class ColumnWords:
             wanted = bucket.prefix >> 8 * (bucket.depth - 1 - depth)
             run = next((each for each in self._cut(run) if each.heavy and each.heavy.prefix == wanted), None)
         runs = [] if run is None else self._cut(run)
-        return np.array([(each.low, each.high, each.next, each.weight) for each in runs], CELL)
+        columns = [[each.low, each.high, each.next, each.weight] for each in runs]
+        return _cells(*zip(*columns, strict=True)) if runs else no_cells()
 
     def _exact(self, bucket: Bucket) -> Cells:
         """Values, if they are few, else the buckets one byte deeper."""
         some = self.words[:: max(1, len(self.words) // SAMPLED)]
-        if len(np.unique(some[bucket.chosen(some)])) <= LISTED:  # else they are not few
+        if len(self.words) <= SAMPLED or len(np.unique(some[bucket.chosen(some)])) <= LISTED:  # else they are not few
             chosen = bucket.chosen(self.words)
-            few = _few(self.words[chosen])
+            few = _few(self.words[chosen], None if self.weights is None else self.weights[chosen])
             if few is not None:
-                listed, places = few
-                order = np.argsort(listed)
-                sums = self._sums(places, chosen, len(listed))[order]
-                return _cells(listed[order], listed[order], np.full(len(listed), NEXT_NONE), sums)
+                listed, sums = few
+                return _cells(listed, listed, np.full(len(listed), NEXT_NONE), sums)
 
         def count(part: slice) -> NDArray[np.float64]:
             return self._sums(bucket.children(self.words[part]), part, FAN + 1)
@@ -153,14 +152,31 @@ class ColumnWords:
         return [_Run(low, high, float(weights[stop] - weights[start]) + left + right)]
 
 
-def _cells(*columns: NDArray[Any]) -> Cells:
-    return np.rec.fromarrays(list(columns), dtype=CELL)
+def _cells(*columns: Any) -> Cells:
+    return {name: np.asarray(each, kind) for (name, kind), each in zip(COLUMNS.items(), columns, strict=True)}
 
 
-def _few(words: Words) -> tuple[Words, NDArray[np.int32]] | None:
-    """(the different words, the place of each word among them), if they are few; a sample shows whether they are."""
-    step = len(words) // (4 * LISTED)
-    if step > 1 and len(np.unique(words[::step])) > LISTED:
+def no_cells() -> Cells:
+    """Those of a bucket without rows."""
+    return _cells((), (), (), ())
+
+
+def _few(words: Words, weights: NDArray[np.float64] | None) -> tuple[Words, NDArray[np.float64]] | None:
+    """(the different words in increasing order, the joined rows of each), if they are few."""
+    step = len(words) // SAMPLED
+    if step > 1 and len(np.unique(words[::step])) > LISTED:  # a sample shows it
         return None
-    found = pa.array(words).dictionary_encode()  # by hashing: much quicker than sorting
-    return (found.dictionary.to_numpy(), found.indices.to_numpy()) if len(found.dictionary) <= LISTED else None
+    if len(words) > SAMPLED:
+        found = pa.array(words).dictionary_encode()  # by hashing: much quicker than sorting many
+        if len(found.dictionary) > LISTED:
+            return None
+        listed, sums = found.dictionary.to_numpy(), np.bincount(found.indices.to_numpy(), weights)
+        order = np.argsort(listed)
+        return listed[order], sums[order].astype(np.float64)
+    order = np.argsort(words) if weights is not None else None
+    rising = np.sort(words) if order is None else words[order]
+    starts = np.flatnonzero(np.append(True, rising[1:] != rising[:-1])[: len(rising)])
+    if len(starts) > LISTED:
+        return None
+    sums = np.diff(starts, append=len(rising)) if weights is None else np.add.reduceat(weights[order], starts)
+    return rising[starts], sums.astype(np.float64)

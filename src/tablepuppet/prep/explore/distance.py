@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tablepuppet.prep.columns.ordered import Words
-from tablepuppet.prep.explore.distribution import Distribution, Distributions
+from tablepuppet.prep.explore.distribution import UNCUT, Distribution, Distributions
 
 Floats = NDArray[np.float64]
 MOST_CUT = 1 << 12  # cells of a column that are cut in one trip
@@ -86,7 +86,7 @@ def _to_cut(first: Distribution, second: Distribution) -> tuple[list[int], list[
     for side in (first, second):
         lows, highs, _ = side.all_cells()
         starts, ends = (np.searchsorted(bounds.words, each, side="left") for each in (lows, highs))
-        can_cut = np.array([bucket is not None for bucket in side.cells["buckets"]], bool)
+        can_cut = side.cells["depths"] != UNCUT
         across.append((_largest_between(bounds.high, starts, ends), can_cut))
     reached = [np.where(can_cut, largest, -np.inf) for largest, can_cut in across]
     every = np.sort(np.concatenate([each[each > best] for each in reached]))

@@ -11,9 +11,10 @@ How a party divides a bucket into cells is in cells.py. It counts how many colum
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import pairwise
 from typing import Annotated, Any
 
 import numpy as np
@@ -30,12 +31,12 @@ from tablepuppet.party.policy import Level
 from tablepuppet.party.release import Release
 from tablepuppet.party.returns import JOINED, Asked, Numbers, Returns, Wrong
 from tablepuppet.prep.columns.ordered import DEPTHS, FAN, INFINITY, Bucket, Words, values_of
-from tablepuppet.prep.explore.cells import CELL, NEXT_NONE, Cells, ColumnWords
+from tablepuppet.prep.explore.cells import NEXT_NONE, Cells, ColumnWords, no_cells
 from tablepuppet.sql.query import OutputColumn
 
 Depth = Annotated[int, Meta(ge=0, le=DEPTHS - 1)]
 MOST_BUCKETS = 1 << 16  # that one request may ask for
-COLUMNS = ("lows", "highs", "nexts", "weights")  # of cells, as they are sent
+UNCUT = -1  # the depth of a cell that cannot be cut
 
 
 @dataclass(frozen=True)
@@ -89,18 +90,19 @@ def buckets(
         raise PartyError(f"party {table.grant.party!r}: name each bucket once")
     if depth:
         _count_refined(table, view, [columns[place] for place in np.unique(places)])
-    found: list[Cells] = [np.zeros(0, CELL)] * len(places)
+    numbers: dict[int, list[int]] = {}  # of the buckets of each column
+    for number, place in enumerate(places.tolist()):
+        numbers.setdefault(place, []).append(number)
+    found: list[Cells] = [no_cells()] * len(places)
     size = 0
-    for place in np.unique(places).tolist():
-        numbered = np.flatnonzero(places == place).tolist()
-        values = ColumnWords.of(table, view, columns[place], [asked[number] for number in numbered])
-        for number in numbered:
+    for place, of_column in numbers.items():
+        values = ColumnWords.of(table, view, columns[place], [asked[number] for number in of_column])
+        for number in of_column:
             check_time()
             found[number] = values.cells(asked[number])
-            check_reply(size := size + found[number].nbytes)
-    cells = np.concatenate([np.zeros(0, CELL), *found])
-    sizes = np.array([len(each) for each in found], np.int32)
-    return {"sizes": sizes, **{name: np.ascontiguousarray(cells[name]) for name in COLUMNS}}
+            check_reply(size := size + sum(each.nbytes for each in found[number].values()))
+    cells = {name: np.concatenate([none, *(each[name] for each in found)]) for name, none in no_cells().items()}
+    return {"sizes": np.array([len(each["lows"]) for each in found], np.int32), **cells}
 
 
 def _count_refined(table: LocalTable, view: str, columns: Sequence[str]) -> None:
@@ -121,16 +123,9 @@ def mark_of_rows(table: LocalTable, view: str) -> str:
     return mark.hexdigest()
 
 
-KNOWN = np.dtype(
-    [
-        ("shards", np.intp),
-        ("lows", np.uint64),
-        ("highs", np.uint64),
-        ("weights", np.float64),
-        ("buckets", np.object_),
-    ]
-)
-"""A cell of a shard, and the `Bucket` by which it can be cut; None if it cannot."""
+KnownCells = dict[str, NDArray[Any]]
+"""Cells of shards: an array each of ``shards``, ``lows``, ``highs`` and ``weights``, and of ``prefixes`` and ``depths``
+of the buckets by which they can be cut; a depth is `UNCUT` if they cannot."""
 
 
 _InOrder = tuple[tuple[Words, NDArray[np.float64]], tuple[Words, NDArray[np.float64]]]
@@ -142,13 +137,15 @@ class Distribution:
 
     column: OutputColumn
     shards: list[ShardRows]
-    cells: NDArray[np.void] = field(init=False)
+    cells: KnownCells = field(init=False)
     _in_order: _InOrder | None = field(default=None, init=False)
 
     def __post_init__(self) -> None:
-        self.cells = np.zeros(len(self.shards), KNOWN)  # until it is asked, one for all rows of a shard
-        self.cells["shards"], self.cells["highs"] = np.arange(len(self.shards)), Bucket().high
-        self.cells["buckets"] = Bucket()
+        whole = np.zeros(len(self.shards), np.uint64)  # until it is asked, one for all rows of a shard
+        self.cells = {
+            "shards": np.arange(len(whole)), "lows": whole, "highs": whole + np.uint64(Bucket().high),
+            "weights": np.zeros(len(whole)), "prefixes": whole, "depths": np.zeros(len(whole), np.int8),
+        }  # fmt: skip
 
     @property
     def total(self) -> float:
@@ -165,11 +162,23 @@ class Distribution:
         """Whether a cell reaches above infinity, where NaN is."""
         return self.highest > INFINITY
 
-    def around(self, rank: float) -> tuple[int, int]:
-        """The least and largest word that the value at a rank (from 0) may have, in rising order of joined rows."""
+    def bucket(self, place: int) -> Bucket | None:
+        """The bucket by which a cell can be cut; None if it cannot."""
+        depth = int(self.cells["depths"][place])
+        return None if depth == UNCUT else Bucket(int(self.cells["prefixes"][place]), depth)
+
+    def around(self, ranks: Iterable[float]) -> tuple[Words, Words]:
+        """The least and largest words that the values at ranks (from 0) may have, in rising order of joined rows."""
         (lows, below_lows), (highs, below_highs) = self._in_order or self._sort()
-        first, last = (int(each.searchsorted(rank, side="right")) for each in (below_lows, below_highs))
-        return int(lows[first]), int(highs[last])
+        wanted = np.array(list(ranks), np.float64)
+        return lows[below_lows.searchsorted(wanted, "right")], highs[below_highs.searchsorted(wanted, "right")]
+
+    def open_around(self, ranks: Iterable[float]) -> Iterable[int]:
+        """The places of the cells that may hold the values at ranks which are not known yet."""
+        lows, highs = self.around(ranks)
+        for low, high in set(zip(lows.tolist(), highs.tolist(), strict=True)):
+            if low != high:
+                yield from self.open_cells(low, high)
 
     def _sort(self) -> _InOrder:
         """Ends of cells in their order, with the joined rows up to each; many ranks are looked up in them."""
@@ -182,14 +191,15 @@ class Distribution:
         """Least words, largest words and joined rows of the cells."""
         return self.cells["lows"], self.cells["highs"], self.cells["weights"]
 
-    def value(self, rank: float) -> tuple[float, bool]:
-        """(the value at a rank, whether it is exact); else rows are taken to lie evenly in their cells."""
-        low, high = self.around(rank)
-        if low != high:
+    def values(self, ranks: Sequence[float]) -> list[tuple[float, bool]]:
+        """(the value, whether it is exact) at each rank; else rows are taken to lie evenly in their cells."""
+        lows, highs = self.around(ranks)
+        exact = lows == highs
+        for place in np.flatnonzero(~exact).tolist():
+            low, high = int(lows[place]), int(highs[place])
             points, below = self.curve(low, high)
-            low = min(low + int(np.interp(rank + 0.5, below, points)), high)
-            return float(values_of(np.array([low], np.uint64))[0]), False
-        return float(values_of(np.array([low], np.uint64))[0]), True
+            lows[place] = min(low + int(np.interp(ranks[place] + 0.5, below, points)), high)
+        return list(zip(values_of(lows).tolist(), exact.tolist(), strict=True))
 
     def curve(self, low: int, high: int) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
         """(distances from ``low``, joined rows that lie below them) at all ends of cells between two words."""
@@ -207,30 +217,40 @@ class Distribution:
         lows, highs, _ = self.all_cells()
         return np.flatnonzero((highs >= np.uint64(low)) & (lows <= np.uint64(high)))
 
-    def replace(self, parts: Mapping[int, NDArray[np.void]]) -> None:
+    def replace(self, parts: Mapping[int, KnownCells]) -> None:
         """Put in the place of some cells those that they were cut into; PartyError if these are other cells."""
+        kept = np.ones(len(self.cells["lows"]), bool)
         for place, new in parts.items():
-            old = self.cells[place]
-            fits = len(new) and old["lows"] <= new["lows"][0] and new["highs"][-1] <= old["highs"]
-            if old["buckets"].depth and not (fits and new["weights"].sum() == old["weights"]):
+            kept[place] = False
+            if not self.cells["depths"][place]:
+                continue
+            low, high, weight = (self.cells[name][place] for name in ("lows", "highs", "weights"))
+            fits = len(new["lows"]) and low <= new["lows"][0] and new["highs"][-1] <= high
+            if not (fits and new["weights"].sum() == weight):
                 raise PartyError(
-                    f"party {self.shards[old['shards']].party!r}, column {self.column.name!r}: it counts other rows in "
-                    "a bucket than before; ask its operator"
+                    f"party {self.shards[self.cells['shards'][place]].party!r}, column {self.column.name!r}: it counts "
+                    "other rows in a bucket than before; ask its operator"
                 )
-        self.cells = np.concatenate([np.delete(self.cells, list(parts)), *parts.values()])
+        self.cells = {
+            name: np.concatenate([each[kept], *(new[name] for new in parts.values())])
+            for name, each in self.cells.items()
+        }
         self._in_order = None
 
 
-def _cut_by(shard: int, bucket: Bucket, cells: Cells) -> NDArray[np.void]:
-    """The cells of a bucket of a shard, each with the bucket by which it can be cut."""
-    found = np.zeros(len(cells), KNOWN)
-    for name in ("lows", "highs", "weights"):
-        found[name] = cells[name]
-    is_last = bucket.depth + 1 >= DEPTHS
-    nexts = cells["nexts"].tolist()
-    found["buckets"] = [None if is_last or byte == NEXT_NONE else bucket.child(byte) for byte in nexts]
-    found["shards"] = shard
-    return found
+def _cut_by(shards: Sequence[int], buckets: Sequence[Bucket], reply: Mapping[str, Any]) -> Iterator[KnownCells]:
+    """The cells of each bucket, which is of one shard each, with the buckets by which they can be cut."""
+    sizes, nexts = reply["sizes"], reply["nexts"].astype(np.int16)
+    depth = buckets[0].depth + 1  # they have one depth
+    above = np.repeat(np.array([bucket.prefix for bucket in buckets], np.uint64), sizes) << np.uint64(8)
+    found = {name: reply[name] for name in ("lows", "highs", "weights")} | {
+        "shards": np.repeat(np.array(shards, np.intp), sizes),
+        "prefixes": above | (nexts & (FAN - 1)).astype(np.uint64),
+        "depths": np.where(nexts == NEXT_NONE, UNCUT, depth if depth < DEPTHS else UNCUT).astype(np.int8),
+    }
+    ends = np.cumsum(sizes).tolist()
+    for start, end in pairwise([0, *ends]):
+        yield {name: each[start:end] for name, each in found.items()}
 
 
 Wanted = Callable[[Distribution], Iterable[int]]
@@ -247,21 +267,21 @@ class Distributions:
     def __init__(self, client: Client, columns: Iterable[OutputColumn]):
         self._client = client
         self._columns = {column.name: Distribution(column, client.shards(column.alias)) for column in columns}
-        self._asked = self._ask({name: range(len(each.cells)) for name, each in self._columns.items()})
+        self._asked = self._ask({name: range(len(each.shards)) for name, each in self._columns.items()})
 
     def read(self) -> dict[str, Distribution]:
         """By column."""
-        parts: dict[str, dict[int, NDArray[np.void]]] = {}
+        parts: dict[str, dict[int, KnownCells]] = {}
         for listed, pending in self._asked:
             replies = pending.read()
             for alias in {alias for alias, _ in listed}:
                 asked = [shard for shard in self._client.shards(alias) if (alias, shard.party) in listed]
                 for shard, reply in zip(asked, replies[alias], strict=True):
-                    cells = np.rec.fromarrays([reply[name] for name in COLUMNS], dtype=CELL)
-                    divided = np.split(cells, np.cumsum(reply["sizes"])[:-1])
-                    for (name, place), part in zip(listed[alias, shard.party], divided, strict=True):
-                        old = self._columns[name].cells[place]
-                        parts.setdefault(name, {})[place] = _cut_by(old["shards"], old["buckets"], part)
+                    places = listed[alias, shard.party]
+                    numbers = [self._columns[name].cells["shards"][place] for name, place in places]
+                    divided = _cut_by(numbers, self._buckets(places), reply)
+                    for (name, place), part in zip(places, divided, strict=True):
+                        parts.setdefault(name, {})[place] = part
         for name, of_column in parts.items():
             self._columns[name].replace(of_column)
         self._asked = []
@@ -275,7 +295,7 @@ class Distributions:
     def cut(self, places: Mapping[str, Iterable[int]]) -> bool:
         """Ask for the parts of the cells at some places of columns; False if none of them can be cut."""
         known = self.read()
-        able = {n: [place for place in p if known[n].cells["buckets"][place] is not None] for n, p in places.items()}
+        able = {name: [at for at in each if known[name].cells["depths"][at] != UNCUT] for name, each in places.items()}
         if not any(able.values()):
             return False
         self._asked = self._ask(able)
@@ -286,11 +306,15 @@ class Distributions:
         by_depth: dict[int, Listed] = {}
         for name, each in self._columns.items():
             for place in places[name]:
-                cell = each.cells[place]
-                owner = each.column.alias, each.shards[cell["shards"]].party
-                by_depth.setdefault(cell["buckets"].depth, {}).setdefault(owner, []).append((name, place))
+                owner = each.column.alias, each.shards[each.cells["shards"][place]].party
+                depth = int(each.cells["depths"][place])
+                by_depth.setdefault(depth, {}).setdefault(owner, []).append((name, place))
         ask = self._client.ask
         return [(listed, ask("statistics.buckets", partial(self._arguments, listed))) for listed in by_depth.values()]
+
+    def _buckets(self, places: Iterable[tuple[str, int]]) -> list[Bucket]:
+        """The buckets by which cells of columns are cut; they can be, since they are asked for."""
+        return [bucket for name, place in places if (bucket := self._columns[name].bucket(place))]
 
     def _arguments(self, listed: Listed, alias: str, shard: ShardRows) -> dict[str, Any] | None:
         """The arguments for one shard; the buckets that cells are cut by have one depth."""
@@ -298,7 +322,7 @@ class Distributions:
         if cells is None:
             return None
         columns = {name: place for place, name in enumerate(dict.fromkeys(name for name, _ in cells))}
-        cut_by = [self._columns[name].cells["buckets"][place] for name, place in cells]
+        cut_by = self._buckets(cells)
         return {
             "columns": list(columns),
             "places": np.array([columns[name] for name, _ in cells], np.int32),

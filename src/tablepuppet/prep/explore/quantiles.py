@@ -129,19 +129,16 @@ def checked_shares(shares: float | Sequence[float]) -> list[float]:
 def quantiles_of(asked: Distributions, shares: Sequence[float]) -> dict[str, list[Quantile]]:
     """Quantiles of columns, by name and in the order of shares; their histograms are refined for it."""
     asked.refine(lambda known: _ranked_cells(known, shares))
-    return {name: [_quantile_of(each, share) for share in shares] for name, each in asked.read().items()}
+    return {name: _quantiles_of(each, shares) for name, each in asked.read().items()}
 
 
 def _ranked_cells(known: Distribution, shares: Iterable[float]) -> Iterable[int]:
     """The cells that may hold a quantile that is looked for."""
-    if not known.total:
-        return
-    ranks = {rank for share in shares for rank in _ranks(share, known.total)[:2]}
-    if known.may_have_nan:
-        ranks.add(known.total - 1)
-    for low, high in {known.around(rank) for rank in ranks}:
-        if low != high:
-            yield from known.open_cells(low, high)
+    total = known.total
+    if not total:
+        return ()
+    ranks = [rank for share in shares for rank in _ranks(share, total)[:2]]
+    return known.open_around([*ranks, total - 1] if known.may_have_nan else ranks)
 
 
 def _ranks(share: float, count: float) -> tuple[float, float, float]:
@@ -151,13 +148,25 @@ def _ranks(share: float, count: float) -> tuple[float, float, float]:
     return below, min(below + 1, count - 1), place - below
 
 
-def _quantile_of(known: Distribution, share: float) -> Quantile:
-    """A quantile, as precisely as the cells allow."""
-    if not known.total:
-        return Quantile(math.nan, exact=True)
-    if known.may_have_nan and math.isnan(known.value(known.total - 1)[0]):
-        return Quantile(math.nan, exact=True)  # as in NumPy
-    below, above, part = _ranks(share, known.total)
-    (low, is_low), (high, is_high) = known.value(below), known.value(above)
-    with np.errstate(invalid="ignore"):
-        return Quantile(float(np.quantile(np.array([low, high]), part)), is_low and is_high)
+def _quantiles_of(known: Distribution, shares: Sequence[float]) -> list[Quantile]:
+    """Quantiles, as precisely as the cells allow."""
+    total = known.total
+    if not total or (known.may_have_nan and math.isnan(known.values([total - 1])[0][0])):
+        return [Quantile(math.nan, exact=True) for _ in shares]  # as in NumPy
+    below, above, parts = zip(*(_ranks(share, total) for share in shares), strict=True) if shares else ((), (), ())
+    lows, highs = known.values(below), known.values(above)
+    return [
+        Quantile(between(low, high, part), is_low and is_high)
+        for (low, is_low), (high, is_high), part in zip(lows, highs, parts, strict=True)
+    ]
+
+
+def between(one: float, other: float, part: float) -> float:
+    """The value at a part of the way from the lower to the higher of two: NumPy's quantile of them, to the last bit.
+
+    >>> between(1.0, 3.0, 0.25)
+    1.5
+    """
+    low, high = sorted((one, other))
+    away = high - low
+    return high - away * (1 - part) if part >= 0.5 else low + away * part  # from the nearer one

@@ -342,14 +342,13 @@ class Known(Statistics):
                 )
 
         def cells(known: Distribution) -> Iterable[int]:
-            for rank in by_column.get(known.column.name, ()):
-                low, high = known.around(rank)
-                if low != high:
-                    yield from known.open_cells(low, high)
+            return known.open_around(by_column.get(known.column.name, ()))
 
         for distributions in self._cells:
             distributions.refine(cells)
-        return {(each.column.name, each.rank): self._distribution(each.column).value(each.rank)[0] for each in wanted}
+        return {
+            (each.column.name, each.rank): self._distribution(each.column).values([each.rank])[0][0] for each in wanted
+        }
 
 
 def merged(wanted: Iterable[object]) -> list[list[WantedColumn]]:
