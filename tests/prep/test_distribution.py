@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 import tablepuppet as tp
 from tablepuppet.prep.columns.ordered import DEPTHS, Bucket, image, values_of
-from tablepuppet.prep.explore.cells import LISTED, NEXT_NONE, Cells, ColumnWords
+from tablepuppet.prep.explore.cells import LISTED, NEXT_NONE, SAMPLED, Cells, ColumnWords
 from tests.party.policed import CANARY, PIN, audit_lines, open_party, write_file
 from tests.party.policed import federation as policed
 from tests.prep.test_describe import as_number
@@ -162,6 +162,27 @@ def test_no_cell_has_too_few_rows(rows: list[tuple[float, int]], least: int, ran
         assert cells["weights"].sum() == whole
     for prefix in (0, 255, random.randrange(256)):
         check(column.cells(Bucket(prefix, 1)), 0, 2**64 - 1)
+
+
+@pytest.mark.parametrize("rows", [0, 1, LISTED, SAMPLED, SAMPLED + 1, 20 * SAMPLED])
+@pytest.mark.parametrize("distinct", [1, LISTED - 1, LISTED, LISTED + 1, 100 * SAMPLED])
+@pytest.mark.parametrize("weighted", [False, True])
+def test_few_values_are_listed(rows: int, distinct: int, weighted: bool) -> None:
+    """Of a public column: each value with its joined rows if there are few, however many rows have them; else the
+    bytes that words begin with.
+    """
+    rng = np.random.default_rng(rows + distinct)
+    values = np.arange(distinct)[rng.permutation(np.arange(rows) % distinct)] / 7.0 + 1.0
+    words, weights = image(values), rng.integers(1, 9, rows).astype(float)
+    column = ColumnWords(words, weights if weighted else None, np.ones(rows, bool), None)
+    cells = column.cells(Bucket())
+    listed = np.unique(words)
+    lows = listed if len(listed) <= LISTED else np.unique(words >> np.uint64(56)) << np.uint64(56)
+    assert cells["lows"].tolist() == lows.tolist()
+    counted = weights if weighted else np.ones(rows)
+    places = np.searchsorted(lows, words, side="right") - 1
+    assert cells["weights"].tolist() == np.bincount(places, counted, len(lows)).tolist()
+    assert (cells["nexts"] == NEXT_NONE).all() == (len(listed) <= LISTED)
 
 
 def test_columns_that_are_not_public_are_estimated(tmp_path: Path) -> None:

@@ -8,11 +8,22 @@ from pathlib import Path
 
 import duckdb
 import pytest
-from sqlglot import exp
+from sqlglot import exp, parse_one
 from sqlglot.dialects.duckdb import DuckDB
 
 from tablepuppet.errors import QueryError
-from tablepuppet.sql.expression import FORMS, FUNCTIONS, checked, columns_of, identifier, render
+from tablepuppet.sql.dialect import AsWritten
+from tablepuppet.sql.expression import (
+    FORMS,
+    FUNCTIONS,
+    checked,
+    column_text,
+    columns_of,
+    identifier,
+    is_column,
+    is_reserved,
+    render,
+)
 
 GOLDEN = Path(__file__).parent / "golden"
 EXPRESSIONS = (GOLDEN / "expressions.txt").read_text().splitlines()
@@ -108,6 +119,27 @@ def test_columns_named_like_anything_are_read_back() -> None:
             canonical = render(checked(text))
             name_in_sql = name.replace('"', '""')
             duckdb.sql(f'SELECT {canonical} AS it FROM (SELECT CAST(NULL AS VARCHAR) AS "{name_in_sql}")')
+
+
+def test_a_name_that_is_not_reserved_is_a_column() -> None:
+    """Nobody parses it: so both parsers read every word that they or DuckDB know as that column, or it is reserved."""
+    queries = (
+        "keyword_name FROM duckdb_keywords",
+        "function_name FROM duckdb_functions",
+        "type_name FROM duckdb_types",
+    )
+    known = {str(name) for query in queries for (name,) in duckdb.sql(f"SELECT DISTINCT {query}()").fetchall()}
+    known |= set(AsWritten.Tokenizer.KEYWORDS) | {name for each in exp.ALL_FUNCTIONS for name in each.sql_names()}
+    known |= {*AsWritten.Parser.FUNCTION_PARSERS, *AsWritten.Parser.NO_PAREN_FUNCTION_PARSERS}
+    for word in sorted(known | {name.lower() for name in known} | {"x1", "_"}):
+        text = column_text(word)
+        assert text == render(exp.column(identifier(word)))
+        assert is_column(text)
+        assert columns_of(text) == (word,)
+        assert parse_one(text, dialect=AsWritten) == exp.column(identifier(word))
+    plain = sorted(name for name in known if not is_reserved(name))
+    [(read,)] = duckdb.execute("SELECT json_serialize_sql(?)", [f"SELECT {', '.join(plain)}"]).fetchall()
+    assert re.findall(r'"column_names":\["(\w+)"\]', read) == plain
 
 
 def test_columns_come_in_order_of_use() -> None:

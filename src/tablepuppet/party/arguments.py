@@ -63,9 +63,10 @@ Sampling = Annotated[float, Meta(ge=1e-9, le=1.0)]
 """The probability with which a row is in a sample."""
 NotNegative = Annotated[float, Meta(ge=0.0, le=LARGEST)]
 Epsilon = Annotated[float, Meta(ge=1e-6, le=1e6)]
-Means = Annotated[NDArray[np.float64], Within(-1e155, 1e155, (1,))]
-Scales = Annotated[NDArray[np.float64], Within(1e-155, 1e155, (1,))]
-"""What values of columns are centred at and divided by: squares of columns are ordinary numbers."""
+LEAST_SCALE, MOST_SCALE = 1e-155, 1e155  # squares of columns are ordinary numbers
+Means = Annotated[NDArray[np.float64], Within(-MOST_SCALE, MOST_SCALE, (1,))]
+Scales = Annotated[NDArray[np.float64], Within(LEAST_SCALE, MOST_SCALE, (1,))]
+"""What values of columns are centred at and divided by."""
 Rates = Annotated[NDArray[np.float64], Within(dimensions=(1,), size=10_000)]
 """Learning rates, one for each step."""
 List = Annotated[NDArray[np.float64], Within(dimensions=(1,))]

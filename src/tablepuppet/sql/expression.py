@@ -65,9 +65,14 @@ _SYNTAX: tuple[type[exp.Expr], ...] = (
 )  # fmt: skip
 _OPERATORS = exp.Binary | exp.Unary | exp.Between | exp.In
 _CHAINS = (exp.And, exp.Or, exp.DPipe, exp.Add | exp.Sub, exp.Mul | exp.Div | exp.IntDiv | exp.Mod)
-_KEYWORDS = (
-    frozenset(AsWritten.Tokenizer.KEYWORDS) | frozenset(map(str.upper, AsWritten.Generator.RESERVED_KEYWORDS)) | {"IF"}
-)
+_KEYWORDS = frozenset(
+    word.upper()
+    for words in (
+        AsWritten.Tokenizer.KEYWORDS, AsWritten.Parser.NO_PAREN_FUNCTION_PARSERS,
+        AsWritten.Generator.RESERVED_KEYWORDS, ["IF"],
+    )
+    for word in words
+)  # fmt: skip
 _PLAIN = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _SUBQUERY = f"a subquery inside an expression is not supported yet; {AS_JOIN}"
 _LONG_LIST = f"put a long list of values into a table and join it, or {VIEW}"
@@ -288,10 +293,6 @@ class _Kept:
 
 
 def _read(text: str) -> _Read:
-    if not is_reserved(
-        text
-    ):  # a wide table has thousands of columns, and parsing one takes as long as computing with it
-        return _Read(exp.column(text), (text,))
     if len(text) > MOST_TEXT:
         raise QueryError(
             f"an expression has {len(text):,} letters, more than the {MOST_TEXT:,} that a party reads; {_LONG_LIST}"
@@ -323,7 +324,7 @@ def is_column(text: str) -> bool:
     >>> is_column("(a)"), is_column("a + 0")
     (True, False)
     """
-    return isinstance(_checked(text).node.unnest(), exp.Column)
+    return not is_reserved(text) or isinstance(_checked(text).node.unnest(), exp.Column)
 
 
 def columns_of(text: str) -> tuple[str, ...]:
@@ -332,7 +333,7 @@ def columns_of(text: str) -> tuple[str, ...]:
     >>> columns_of("CASE WHEN a > 1 THEN b ELSE a END")
     ('a', 'b')
     """
-    return _checked(text).columns
+    return _checked(text).columns if is_reserved(text) else (text,)  # a plain name need not be parsed
 
 
 def with_alias(text: str, alias: str) -> str:

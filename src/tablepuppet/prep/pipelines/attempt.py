@@ -7,8 +7,7 @@ fitted steps that parties will run (specs.py). A column whose statistics are not
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from functools import partial
@@ -18,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tablepuppet.errors import LearnError
-from tablepuppet.party.arguments import Means, fits
+from tablepuppet.party.arguments import MOST_SCALE
 from tablepuppet.prep.columns.selected import is_category, is_date
 from tablepuppet.prep.columns.statistics import NumberSummary
 from tablepuppet.prep.encode.encode import NO_DIGESTS, TableSteps
@@ -172,12 +171,16 @@ class Attempt:
         dropped = any(_matches(each, item) for each, _ in self.dropped.values())
         return dropped or any(each.waits for each in self.columns.values())
 
-    @contextmanager
-    def fitting(self, column: Column) -> Iterator[None]:
-        """A column waits if statistics of it are not known yet, and is left out if it turns out to be no feature."""
+    def fit(self, column: Column, step: Callable[[Column, Attempt], None]) -> None:
+        """Fit a step to a column, unless it waits.
+
+        It waits if statistics of it are not known yet, and is left out if it turns out to be no feature.
+        """
+        if column.waits:
+            return
         self._placeholders = self.statistics.placeholders
         try:
-            yield
+            step(column, self)
             column.is_guessed |= self.statistics.placeholders > self._placeholders
         except NotYetKnown:
             column.waits = True
@@ -233,7 +236,7 @@ class Attempt:
     def usable(self, column: Column) -> Moments:
         """The same; LearnError if numbers are too large to be squared."""
         found = self.moments(column)
-        if not (math.isfinite(found.squares) and fits(np.array([found.mean]), Means)):
+        if not (math.isfinite(found.squares) and abs(found.mean) <= MOST_SCALE):
             raise self.refusal(
                 column,
                 f"column {column.column.qualified} has values so large that their squares overflow; divide it in "

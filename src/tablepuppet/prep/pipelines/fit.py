@@ -171,18 +171,19 @@ def finish(attempt: Attempt) -> None:
     """Make a feature of every column that is left."""
     attempt.step = "OneHot"  # that text becomes
     for column in list(attempt.columns.values()):
-        if column.waits:
-            continue
-        with attempt.fitting(column):
-            if column.kind == "text":
-                _finish_text(column, attempt)
-            elif column.kind == "coded":
-                attempt.weights(column)
-            else:
-                known = attempt.usable(column)
-                if not column.is_filled:
-                    attempt.emit(column, Fill(column.name, known.mean))
-                    column.moments, column.is_filled = known.filled(known.mean), True
+        attempt.fit(column, _finish_column)
+
+
+def _finish_column(column: Column, attempt: Attempt) -> None:
+    if column.kind == "text":
+        _finish_text(column, attempt)
+    elif column.kind == "coded":
+        attempt.weights(column)
+    else:
+        known = attempt.usable(column)
+        if not column.is_filled:
+            attempt.emit(column, Fill(column.name, known.mean))
+            column.moments, column.is_filled = known.filled(known.mean), True
 
 
 def _finish_text(column: Column, attempt: Attempt) -> None:

@@ -6,9 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
-import numpy as np
-
-from tablepuppet.party.arguments import Scales, fits
+from tablepuppet.party.arguments import LEAST_SCALE, MOST_SCALE
 from tablepuppet.prep.encode.specs import Scale
 from tablepuppet.prep.pipelines.attempt import Attempt, Column, bounded
 from tablepuppet.prep.pipelines.steps.step import PrepStep, is_number
@@ -78,7 +76,7 @@ class Robust(PrepStep):
 
 def scale_by(attempt: Attempt, column: Column, centre: float, scale: float) -> None:
     """(value - centre) / scale; LearnError if the scale is out of range."""
-    if not fits(np.array([scale]), Scales):
+    if not LEAST_SCALE <= scale <= MOST_SCALE:
         raise attempt.refusal(
             column,
             f"column {column.column.qualified} has values that differ by next to nothing, or by too much to be "

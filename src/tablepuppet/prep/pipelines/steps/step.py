@@ -71,9 +71,7 @@ class PrepStep:
     def run(self, attempt: Attempt) -> None:
         """Fit it to each of its columns that does not wait."""
         for column in self.selected(attempt):
-            if not column.waits:
-                with attempt.fitting(column):
-                    self.fit(column, attempt)
+            attempt.fit(column, self.fit)
 
     def fit(self, column: Column, attempt: Attempt) -> None:
         """Learn from the statistics of one column, and emit fitted steps."""
