@@ -5,7 +5,7 @@ They are not memory-mapped: if a mapped file is truncated, the process ends.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -40,7 +40,9 @@ class Arrow:
                 return int(reader.count_rows())
             return sum(batch.num_rows for batch in reader)
 
-    def sql(self, connection: duckdb.DuckDBPyConnection, file: Path, asked: Sequence[AskedColumn]) -> str:
+    def sql(
+        self, connection: duckdb.DuckDBPyConnection, file: Path, columns: Iterable[str], asked: Sequence[AskedColumn]
+    ) -> str:
         """A scan of the columns in memory."""
         table = _read(file, [column.stored for column in asked])
         return numbered_scan(connection, table, asked)

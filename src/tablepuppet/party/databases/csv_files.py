@@ -5,7 +5,7 @@ A column's type is the one that fits all its values: the whole file is read to f
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import duckdb
@@ -48,7 +48,9 @@ class Csv:
         """From all rows."""
         return count(connection, self._scan(connection, file))
 
-    def sql(self, connection: duckdb.DuckDBPyConnection, file: Path, asked: Sequence[AskedColumn]) -> str:
+    def sql(
+        self, connection: duckdb.DuckDBPyConnection, file: Path, columns: Iterable[str], asked: Sequence[AskedColumn]
+    ) -> str:
         """A temporary table of the asked columns."""
         name = new_name()
         scan = select(asked, numbered_by([]), self._scan(connection, file))

@@ -5,7 +5,7 @@ The formats (`parquet_files`, `csv_files`, `arrow_files`) say how one file is re
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -44,8 +44,10 @@ class Format(Protocol):
         """The number of rows."""
         ...
 
-    def sql(self, connection: duckdb.DuckDBPyConnection, file: Path, asked: Sequence[AskedColumn]) -> str:
-        """A subquery that yields the asked columns and their position."""
+    def sql(
+        self, connection: duckdb.DuckDBPyConnection, file: Path, columns: Iterable[str], asked: Sequence[AskedColumn]
+    ) -> str:
+        """A subquery that yields the asked columns and their position; ``columns`` are all that the file has."""
         ...
 
 
@@ -114,8 +116,9 @@ class _Reader:
         name = find_table(self.party, self.files, table)
         file = self.files[name]
         try:
-            asked = find_columns(self.party, name, self.format.columns(self.connection, file), columns)
-            return Source(self.connection, self.format.sql(self.connection, file, asked), in_order=True)
+            stored = self.format.columns(self.connection, file)
+            asked = find_columns(self.party, name, stored, columns)
+            return Source(self.connection, self.format.sql(self.connection, file, stored, asked), in_order=True)
         except PartyError:
             raise
         except Exception:  # of whatever class: it may quote a line of the file

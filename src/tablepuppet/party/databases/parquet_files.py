@@ -6,7 +6,7 @@ named ``year=2024`` are a column ``year``, as Spark, Hive and DuckDB write parti
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import duckdb
@@ -35,9 +35,11 @@ class Parquet:
         """From the footers of files."""
         return count(connection, self._scan(place))
 
-    def sql(self, connection: duckdb.DuckDBPyConnection, place: Path, asked: Sequence[AskedColumn]) -> str:
+    def sql(
+        self, connection: duckdb.DuckDBPyConnection, place: Path, columns: Iterable[str], asked: Sequence[AskedColumn]
+    ) -> str:
         """A scan; DuckDB knows a row's number in its file."""
-        numbered = not place.is_dir() and "file_row_number" not in map(str.lower, self.columns(connection, place))
+        numbered = not place.is_dir() and "file_row_number" not in map(str.lower, columns)
         return select(asked, "file_row_number" if numbered else numbered_by([]), self._scan(place))
 
     def _scan(self, place: Path) -> str:
