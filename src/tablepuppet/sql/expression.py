@@ -73,7 +73,7 @@ _KEYWORDS = frozenset(
     )
     for word in words
 )  # fmt: skip
-_PLAIN = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+_PLAIN = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,9999}")  # a longer one is read as any expression, which has a limit
 _SUBQUERY = f"a subquery inside an expression is not supported yet; {AS_JOIN}"
 _LONG_LIST = f"put a long list of values into a table and join it, or {VIEW}"
 _AGGREGATE = f"aggregates are not supported: the learner works on rows; {AGGREGATING_VIEW}"
