@@ -114,6 +114,32 @@ def way_back(shop: Shop, *, removed: bool) -> bool:
     return True
 
 
+def resumed(shop: Shop, *, anew: bool) -> bool:
+    """A run over a service that is stopped and goes on after a database of this process has changed."""
+    folder, file = write_job(place(shop)), place(shop) / "blinding.key"
+    file.write_text(f"{FORMAT} {base64.b64encode(KEY).decode()}\n")
+    file.chmod(0o600)
+    with served({"store": f"duckdb:///{folder}/store.duckdb"}) as servers:
+        parties = f'store = "grpc://127.0.0.1:{servers["store"].port}"\nsupplier = "parquet:///supplier"'
+        (folder / "federation.toml").write_text(f'key_file = "{file}"\n[parties]\n{parties}\n')
+
+        def stop(event: tp.Event) -> None:
+            if event.name == "fit":
+                raise KeyboardInterrupt
+
+        with pytest.raises(KeyboardInterrupt):
+            Run.to_train(folder / "job.toml", stop).train()
+        with duckdb.connect() as connection:
+            rows = "SELECT i AS item_id, i * 0.5 AS weight FROM range(12) t(i)"
+            connection.execute(f"COPY ({rows}) TO '{folder}/supplier/items.parquet'")
+        run = Run.to_resume(folder / "runs/returns", lambda _: None)
+        if anew:
+            with pytest.raises(tp.LearnError, match="Train it again"):
+                run.train()
+            run = Run.to_train(folder / "job.toml", lambda _: None)
+        return bool(run.train()["metrics"])
+
+
 def lacking(shop: Shop, command: str) -> Path:
     """A run, then a query without its label."""
     return ran(shop, "train|job.toml", f"{command}|runs/returns|--sql|{SQL.replace(', o.returned', '')}")
@@ -350,6 +376,11 @@ CASES = [
         partial(way_back, removed=True),
     ),
     Advice(
+        "something else than before; was the job changed, a database in this process, or the version of ",
+        partial(resumed, anew=False),
+        partial(resumed, anew=True),
+    ),
+    Advice(
         "is in the way of the run's own files; remove it",
         lambda shop: ran(shop, "mkdir:runs/returns/metrics.json", "train|job.toml"),
         lambda shop: ran(shop, "mkdir:runs/returns/metrics.json", "rmdir:runs/returns/metrics.json", "train|job.toml"),
@@ -461,7 +492,6 @@ OTHERS = {
     'name = "{name}"': "a party file, not a refusal",
     "name each column once": "an analyst's own request: this package asks for each once",
     "this user may not listen at port": "root, who may run tests, may listen at every port",
-    "something else than before; was the ": "what it advises is to start over, as `--overwrite` does above",
     "install the same version of tablepuppet on both sides": "needs another version of the package",
 }
 

@@ -176,7 +176,7 @@ def in_view(shop: Shop, view: str = "cards", sql: str = "") -> bool:
     return bool(mean(fed, "CAST(credit AS INT)", view)[0] == pytest.approx(known))
 
 
-def warned(columns: str = 'credit = "feature"', **settings: Any) -> Callable[[Shop], Any]:
+def warned(columns: str = 'credit = "feature"', mode: int = 0o600, **settings: Any) -> Callable[[Shop], Any]:
     """What a check of a party file warns of; nothing where it does as it was advised."""
 
     def check(shop: Shop) -> Any:
@@ -196,7 +196,7 @@ def warned(columns: str = 'credit = "feature"', **settings: Any) -> Callable[[Sh
         for old, new in swap.items():
             file.write_text(file.read_text().replace(old, new))
         for path in filter(Path.is_file, folder.rglob("*")):
-            path.chmod(0o600)
+            path.chmod(mode)
         report = inspect(file)
         return said(report.warnings + report.problems) if report.warnings + report.problems else report
 
@@ -385,6 +385,21 @@ CASES = [
             warned(swap=ALLOWED, columns='credit = "feature"')(shop),
         ],
     ),
+    Advice(
+        "its budget binds nothing",
+        warned(swap=ALLOWED, table="budget = { epsilon = 1.0, require_dp = false }"),
+        warned(swap=ALLOWED, table="budget = { epsilon = 1.0 }"),
+    ),
+    Advice(
+        "name only the use that is meant",
+        warned(swap=ALLOWED, columns='credit = ["label", "feature"]'),
+        lambda shop: [warned(swap=ALLOWED, columns=f'credit = "{use}"')(shop) for use in ("label", "feature")],
+    ),
+    Advice(
+        "run chmod o-rwx on it",
+        warned(swap=ALLOWED, mode=0o604),
+        warned(swap=ALLOWED, mode=0o604 & ~0o007),
+    ),
     Advice("cast those to text in a view", partial(far, column="d"), partial(far, column="text")),
     Advice(
         "two have the same name except for case; rename one in sql",
@@ -416,17 +431,14 @@ def test_what_is_advised_works(shop: Shop, case: Advice) -> None:
 MACHINE = "needs a disk, a file or a server that fails"
 NOTHING_ASKED = "what it advises is to ask for less"
 OWN_REQUEST = "an analyst's own request, or one after a restart, which this package does not write so"
-STATE_FILES = "refused in tests/party/test_state.py"
-LINTED = "warned of in tests/test_cli_party.py"
+STATE_FILES = "refused in tests/party/test_state.py, which does what it says"
 OTHERS = {
     "which lists delivered predictions, cannot be read": STATE_FILES,
-    "its budget binds nothing": LINTED,
-    "name only the use that is meant": LINTED,
-    "run chmod o-rwx on it": LINTED,
     "what was spent of privacy budgets is not known": STATE_FILES,
     "restoring it would forget": STATE_FILES,
     "is in the way of a folder of the party": STATE_FILES,
     "make room, then restore again": STATE_FILES,
+    "is in the way; move it away, then restore again": STATE_FILES,
     "the backup {} is damaged": STATE_FILES,
     "is no backup of a party, or is damaged": STATE_FILES,
     "is in use by another process": STATE_FILES,
