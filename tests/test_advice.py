@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import base64
+import resource
 import shutil
 import socket
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -112,6 +115,56 @@ def way_back(shop: Shop, *, removed: bool) -> bool:
         shutil.rmtree(run._folder.record)
     Run.of_folder(folder / "runs" / "returns", lambda _: None)
     return True
+
+
+@contextmanager
+def half_served_job(shop: Shop) -> Iterator[Path]:
+    """The folder of a small job: its store is a service, its supplier a database of this process."""
+    folder, file = write_job(place(shop)), place(shop) / "blinding.key"
+    file.write_text(f"{FORMAT} {base64.b64encode(KEY).decode()}\n")
+    file.chmod(0o600)
+    with served({"store": f"duckdb:///{folder}/store.duckdb"}) as servers:
+        parties = f'store = "grpc://127.0.0.1:{servers["store"].port}"\nsupplier = "parquet:///supplier"'
+        (folder / "federation.toml").write_text(f'key_file = "{file}"\n[parties]\n{parties}\n')
+        yield folder
+
+
+def resumed(shop: Shop, *, anew: bool) -> bool:
+    """A run that is stopped, and goes on after a database of this process has changed."""
+
+    def stop(event: tp.Event) -> None:
+        if event.name == "fit":
+            raise KeyboardInterrupt
+
+    with half_served_job(shop) as folder:
+        with pytest.raises(KeyboardInterrupt):
+            Run.to_train(folder / "job.toml", stop).train()
+        with duckdb.connect() as connection:
+            rows = "SELECT i AS item_id, i * 0.5 AS weight FROM range(12) t(i)"
+            connection.execute(f"COPY ({rows}) TO '{folder}/supplier/items.parquet'")
+        run = Run.to_resume(folder / "runs/returns", lambda _: None)
+        if anew:
+            with pytest.raises(tp.LearnError, match="Train it again"):
+                run.train()
+            run = Run.to_train(folder / "job.toml", lambda _: None)
+        return bool(run.train()["metrics"])
+
+
+def out_of_room(shop: Shop, *, freed: bool) -> bool:
+    """A run whose disk is full while answers are recorded."""
+    with half_served_job(shop) as folder:
+        run, most = Run.to_train(folder / "job.toml", lambda _: None), resource.getrlimit(resource.RLIMIT_FSIZE)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (4000, most[1]))
+        try:
+            with (
+                pytest.raises(tp.ConfigError, match=r"resume \S+runs/returns` goes on from here")
+                if freed
+                else nullcontext()
+            ):
+                run.train()
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, most)
+        return bool(Run.to_resume(folder / "runs/returns", lambda _: None).train()["metrics"])
 
 
 def lacking(shop: Shop, command: str) -> Path:
@@ -350,6 +403,12 @@ CASES = [
         partial(way_back, removed=True),
     ),
     Advice(
+        "something else than before; was the job changed, a database in this process, or the version of ",
+        partial(resumed, anew=False),
+        partial(resumed, anew=True),
+    ),
+    Advice("; make room, then ", partial(out_of_room, freed=False), partial(out_of_room, freed=True)),
+    Advice(
         "is in the way of the run's own files; remove it",
         lambda shop: ran(shop, "mkdir:runs/returns/metrics.json", "train|job.toml"),
         lambda shop: ran(shop, "mkdir:runs/returns/metrics.json", "rmdir:runs/returns/metrics.json", "train|job.toml"),
@@ -448,7 +507,6 @@ def test_what_is_advised_works(shop: Shop, case: Advice) -> None:
 
 NO_REFUSAL = "no refusal"
 OTHERS = {
-    "{}; make room, then {}": "refused in tests/test_run_folder.py, which fills a disk",
     "lower the budgets by it if something was": NO_REFUSAL,
     "--end: name a session, or the first letters of one": "ended in tests/service/test_reload.py",
     "the certificate of this party ends in": NO_REFUSAL,
@@ -461,7 +519,6 @@ OTHERS = {
     'name = "{name}"': "a party file, not a refusal",
     "name each column once": "an analyst's own request: this package asks for each once",
     "this user may not listen at port": "root, who may run tests, may listen at every port",
-    "something else than before; was the ": "what it advises is to start over, as `--overwrite` does above",
     "install the same version of tablepuppet on both sides": "needs another version of the package",
 }
 

@@ -70,6 +70,20 @@ def test_clusters_are_scikit_learns(matrix: Any, dense: Array, k: int) -> None:
     assert np.array_equal(found.predict(matrix), found.labels)
 
 
+@pytest.mark.parametrize("width", [2, 24])
+def test_a_single_run_finds_clusters_that_lie_apart(tmp_path: Any, width: int) -> None:
+    """Nine of ten runs begin with a row of each of eight clusters, also among projections of many columns."""
+    rng = np.random.default_rng(0)
+    corners = rng.choice([-9.0, 9.0], size=(8, width)) if width > 2 else 9.0 * np.argwhere(np.ones((4, 2)))
+    dense = corners[np.arange(240) % 8] + rng.normal(size=(240, width))
+    table = pa.table({f"x{place}": values for place, values in enumerate(dense.T)})
+    fed = federation(tmp_path, {"p": {"t": table[:90]}, "q": {"t": table[90:]}})
+    matrix = fed.sql("SELECT * FROM t", prep=tp.prep.Pipeline([])).matrix()
+    best = ((dense - np.array([dense[place::8].mean(axis=0) for place in range(8)])[np.arange(240) % 8]) ** 2).sum()
+    found = [tp.linalg.kmeans(matrix, k=8, runs=1, max_iter=100, seed=seed).inertia for seed in range(20)]
+    assert np.mean(np.array(found) < 1.001 * best) >= 0.9, found
+
+
 def test_runs_share_trips(matrix: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Two trips a round, and one to begin, however many runs there are; nothing as long as the joined rows travels."""
     messages = record_wire(monkeypatch)

@@ -192,6 +192,23 @@ def test_errors_are_left_out_where_they_are_not_to_be_had(tmp_path: Path, solver
         tp.linalg.lm(twice, y)
 
 
+@pytest.mark.parametrize("program", [tp.linalg.lm, tp.linalg.glm])
+def test_columns_that_nearly_depend_on_each_other(program: Any) -> None:
+    """Their difference tells as much, and is what a refusal advises; leaving one out would be another model."""
+    rng = np.random.default_rng(0)
+    one, apart, noise = rng.normal(size=(3, 300))
+    rows = {"a": one, "b": one + 1e-7 * apart, "y": one + apart + 0.1 * noise}
+    fed = tp.Federation({"p": {"t": rows}}, verbose=False)
+    relation = fed.sql("SELECT a, b, y FROM t", label="y")
+    with pytest.raises(tp.LearnError, match="if they only nearly do, select their difference instead of one of them"):
+        program(relation.matrix(), relation.label())
+    relation = fed.sql("SELECT a, b - a AS apart, y FROM t", label="y")
+    X = np.c_[np.ones(300), one, (rows["b"] - one) * 1e7]
+    best = X @ np.linalg.lstsq(X, rows["y"], rcond=None)[0]
+    model = program(relation.matrix(), relation.label())
+    np.testing.assert_allclose(model.predict(relation), best, atol=1e-6)
+
+
 def test_limits_leave_errors_out(tmp_path: Path) -> None:
     """A Gram matrix that is larger than a party's replies may be does not cost the coefficients."""
     in_process = federation(tmp_path, {"bank": {"t": wide_table()}}, wire="float64")

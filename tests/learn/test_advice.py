@@ -186,6 +186,23 @@ def prepared(shop: Shop, settings: dict[str, Any]) -> Any:
     return tp.GridSearch(tp.LinearRegression(), settings, folds=2).fit(rel).best_params_
 
 
+def nearly_equal(shop: Shop, second: str) -> Any:
+    """A model of two columns that differ by a ten millionth, which decides about the label."""
+    rng = np.random.default_rng(0)
+    one, apart, noise = rng.normal(size=(3, 300))
+    rows = {"a": one, "b": one + 1e-7 * apart, "y": one + apart + 0.1 * noise}
+    found: list[tp.Event] = []
+    fed = tp.Federation({"p": {"t": rows}}, verbose=False, callbacks=[found.append])
+    rel = fed.sql(f"SELECT a, {second}, y FROM t", label="y")
+    model = tp.LinearRegression(l2=0.0).fit(rel)
+    for event in found:
+        if event.name == "fit.short":
+            assert (model.stopped_, model.converged_) == ("no step gains", False)
+            said(event.message)
+    best = np.linalg.lstsq(np.c_[np.ones(300), one, (rows["b"] - one) * 1e7], rows["y"], rcond=None)[1]
+    return same(model.evaluate(rel)["rmse"] ** 2 * 300, best)
+
+
 def own_learner(shop: Shop, decorated: bool) -> bool:
     class Own(tp.LinearRegression):
         """A learner of the user's own."""
@@ -235,6 +252,11 @@ WIDTH = "embeddings = { max_width = 2, max_epochs = 100 }"
 EPOCHS = "embeddings = { max_width = 64, max_epochs = 3 }"
 DEMANDS = "budget = { epsilon = 100.0, delta = 1e-3, require_dp = true }"
 CASES = [
+    Advice(
+        "their difference instead of one of them",
+        partial(nearly_equal, second="b"),
+        partial(nearly_equal, second="b - a AS apart"),
+    ),
     by_number(
         "or less",
         r"set rounds=(\d+) or less",

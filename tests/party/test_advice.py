@@ -6,11 +6,14 @@ import shutil
 import sqlite3
 import tempfile
 from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import duckdb
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 import tablepuppet as tp
@@ -87,11 +90,11 @@ def new_key_for_all(one: Path, two: Path) -> None:
     shutil.copy(one, two)
 
 
-def certified(shop: Shop, key: str) -> str:
+def certified(shop: Shop, key: str, *, days_ago: int = 0) -> str:
     folder = place(shop, "certified")
     new_authority(folder)
     for name in ("bank", "shop"):
-        issue(folder, name)
+        issue(folder, name, start=datetime.now(UTC) - timedelta(days=days_ago), days=3)
     return read_tls_files(TlsPaths(*(str(folder / name) for name in ("bank.crt", key, "ca.crt")))).name
 
 
@@ -130,15 +133,83 @@ def mean(fed: tp.Federation, column: str, table: str = "t") -> Any:
     return found["mean"][0].as_py(), found["missing"][0].as_py()
 
 
-def home(shop: Shop, keys: str, where: str, sql: str = "", **settings: Any) -> Any:
-    """Predictions that a store takes home."""
+def home(
+    shop: Shop, keys: str, where: str, sql: str = "", kind: str = "duckdb", there: str = "", **settings: Any
+) -> Any:
+    """Predictions that a store takes home, where another file may stand."""
     folder = place(shop, "taken")
+    if there:
+        (folder / there).write_text("order_id,amount\n1,2\n")
     table = f"{sql}\npredictions = {{ keys = ['{keys}'], {where} }}"
-    file = party_file(folder, "store", {"orders": orders()}, ORDER_COLUMNS | settings, table, kind="duckdb")
+    file = party_file(folder, "store", {"orders": orders()}, ORDER_COLUMNS | settings, table, kind=kind)
     if problems := [each for each in inspect(file).problems if "blinding key" not in each]:
         said(problems)
     rel = called(opened(file)).sql("SELECT price, returned FROM orders", label="returned")
     return tp.LogisticRegression().fit(rel).predict(rel, deliver_to="store")["written"] == 120
+
+
+def in_table(shop: Shop, *, removed: bool = False, named: str = "home") -> bool:
+    """Predictions that a store takes home into a table which other predictions had filled."""
+    folder, file = place(shop, "table"), Path()
+    for label, table in (("returned", "home"), ("price", named)):
+        place_ = f"predictions = {{ keys = ['order_id'], table = '{table}' }}"
+        columns = ORDER_COLUMNS | {"price": ["feature", "label"], "ratio": "feature"}
+        file = party_file(folder, "store", {"orders": orders()}, columns, place_, kind="duckdb")
+        if label == "price" and removed:
+            with duckdb.connect(folder / "store.duckdb") as connection:
+                connection.execute("DROP TABLE home")
+        rel = called(opened(file)).sql(f"SELECT ratio, {label} FROM orders", label=label)
+        learner: Any = tp.LogisticRegression() if label == "returned" else tp.LinearRegression()
+        written = learner.fit(rel).predict(rel, deliver_to="store")["written"]
+    return bool(written == 120)
+
+
+def changed(shop: Shop, *, again: bool) -> bool:
+    """Predictions beside ids of a table that changes after its relation was opened."""
+    folder, sql = place(shop, "changed"), "SELECT a, b FROM t"
+    with duckdb.connect(folder / "x.duckdb") as connection:
+        connection.execute("CREATE TABLE t AS SELECT i AS id, i * 1.0 AS a, i * 2.0 AS b FROM range(9) x(i)")
+    fed = tp.Federation({"p": f"duckdb:///{folder}/x.duckdb"}, verbose=False)
+    rel = fed.sql(sql, label="b")
+    model = tp.LinearRegression().fit(rel)
+    with duckdb.connect(folder / "x.duckdb") as connection:
+        connection.execute("INSERT INTO t VALUES (9, 9.0, 18.0)")
+    found = model.predict(fed.sql(sql, label="b") if again else rel, ids=["id"])
+    return sorted(found["id"].to_pylist()) == list(range(10))
+
+
+def twice(shop: Shop, *, renamed: bool) -> int:
+    """Two files of a folder that are one table."""
+    folder = place(shop, "twice")
+    rows = pa.table({"a": [1.0, 2.0], "b": [3.0, 4.0]})
+    pq.write_table(rows, folder / "t.parquet")
+    (folder / "t").mkdir()
+    pq.write_table(rows, folder / "t" / "1.parquet")
+    if renamed:
+        (folder / "t").rename(folder / "u")
+    return len(tp.Federation({"p": f"parquet:///{folder}"}, verbose=False).sql("SELECT a, b FROM t"))
+
+
+def beside(shop: Shop, table: str) -> bool:
+    """Predictions beside a column of lists, or of their texts."""
+    folder = place(shop, "beside")
+    with duckdb.connect(folder / "x.duckdb") as connection:
+        connection.execute("CREATE TABLE t AS SELECT i * 1.0 AS a, i * 2.0 AS b, [i, i] AS pair FROM range(9) x(i)")
+        connection.execute("CREATE VIEW cast_t AS SELECT * REPLACE (CAST(pair AS TEXT) AS pair) FROM t")
+    rel = tp.Federation({"p": f"duckdb:///{folder}/x.duckdb"}, verbose=False).sql(
+        f"SELECT a, b FROM {table}", label="b"
+    )
+    found = tp.LinearRegression().fit(rel).predict(rel, ids=["pair"])
+    return sorted(found["pair"].to_pylist()) == [f"[{i}, {i}]" for i in range(9)]
+
+
+def bounded(shop: Shop, column: str) -> bool:
+    """A party of this process, whose owner says what values a column has."""
+    file = place(shop, "bounded") / "federation.toml"
+    with duckdb.connect(file.parent / "x.duckdb") as connection:
+        connection.execute("CREATE TABLE t AS SELECT i * 0.1 AS a FROM range(9) x(i)")
+    file.write_text(f"[parties.p]\nurl = 'duckdb:///x.duckdb'\nbounds = {{ '{column}' = [0, 1] }}\n")
+    return len(tp.Federation.load(file, verbose=False).sql("SELECT a FROM t")) == 9
 
 
 def kept(shop: Shop, last: str, mend: Callable[[Path, tp.Federation], Any] = lambda *_: None) -> bool:
@@ -176,7 +247,7 @@ def in_view(shop: Shop, view: str = "cards", sql: str = "") -> bool:
     return bool(mean(fed, "CAST(credit AS INT)", view)[0] == pytest.approx(known))
 
 
-def warned(columns: str = 'credit = "feature"', **settings: Any) -> Callable[[Shop], Any]:
+def warned(columns: str = 'credit = "feature"', mode: int = 0o600, **settings: Any) -> Callable[[Shop], Any]:
     """What a check of a party file warns of; nothing where it does as it was advised."""
 
     def check(shop: Shop) -> Any:
@@ -196,7 +267,7 @@ def warned(columns: str = 'credit = "feature"', **settings: Any) -> Callable[[Sh
         for old, new in swap.items():
             file.write_text(file.read_text().replace(old, new))
         for path in filter(Path.is_file, folder.rglob("*")):
-            path.chmod(0o600)
+            path.chmod(mode)
         report = inspect(file)
         return said(report.warnings + report.problems) if report.warnings + report.problems else report
 
@@ -385,6 +456,63 @@ CASES = [
             warned(swap=ALLOWED, columns='credit = "feature"')(shop),
         ],
     ),
+    Advice(
+        "is not good today; issue a new one",
+        partial(certified, key="bank.key", days_ago=9),
+        partial(certified, key="bank.key"),
+    ),
+    Advice(
+        "other parties under peers",
+        read(table="secure_sum = true"),
+        read(table="secure_sum = true", top="peers = ['east', 'west']", more=TLS),
+    ),
+    Advice(
+        "keys: name one column or more, each once",
+        read(table="predictions = { keys = ['card', 'CARD'], file = 'home.csv' }"),
+        read(table="predictions = { keys = ['card'], file = 'home.csv' }"),
+    ),
+    Advice(
+        "file: name one place, a file or a table",
+        read(table="predictions = { keys = ['card'] }"),
+        lambda shop: [
+            read(table=f"predictions = {{ keys = ['card'], {where} }}")(shop)
+            for where in ("file = 'home.csv'", "table = 'home'")
+        ],
+    ),
+    Advice(
+        "a database of files has no table to write to; name a file",
+        partial(home, keys="order_id", where="table = 'home'", kind="parquet"),
+        partial(home, keys="order_id", where="file = 'home.csv'", kind="parquet"),
+    ),
+    Advice(
+        "another file stands there, which no delivery wrote; move it away",
+        partial(home, keys="order_id", where="file = 'home.csv'", there="home.csv"),
+        partial(home, keys="order_id", where="file = 'home.csv'", there="away.csv"),
+    ),
+    Advice(
+        "operator can remove it, or name another",
+        in_table,
+        lambda shop: in_table(shop, removed=True) and in_table(shop, named="another"),
+    ),
+    Advice("are both table ", partial(twice, renamed=False), lambda shop: twice(shop, renamed=True) == 2),
+    Advice("again with fed.sql, and predict again", partial(changed, again=False), partial(changed, again=True)),
+    Advice("which cannot be sent; ", partial(beside, table="t"), partial(beside, table="cast_t")),
+    Advice("name a column, as table.column", partial(bounded, column="t"), partial(bounded, column="t.a")),
+    Advice(
+        "its budget binds nothing",
+        warned(swap=ALLOWED, table="budget = { epsilon = 1.0, require_dp = false }"),
+        warned(swap=ALLOWED, table="budget = { epsilon = 1.0 }"),
+    ),
+    Advice(
+        "name only the use that is meant",
+        warned(swap=ALLOWED, columns='credit = ["label", "feature"]'),
+        lambda shop: [warned(swap=ALLOWED, columns=f'credit = "{use}"')(shop) for use in ("label", "feature")],
+    ),
+    Advice(
+        "run chmod o-rwx on it",
+        warned(swap=ALLOWED, mode=0o604),
+        warned(swap=ALLOWED, mode=0o604 & ~0o007),
+    ),
     Advice("cast those to text in a view", partial(far, column="d"), partial(far, column="text")),
     Advice(
         "two have the same name except for case; rename one in sql",
@@ -416,43 +544,31 @@ def test_what_is_advised_works(shop: Shop, case: Advice) -> None:
 MACHINE = "needs a disk, a file or a server that fails"
 NOTHING_ASKED = "what it advises is to ask for less"
 OWN_REQUEST = "an analyst's own request, or one after a restart, which this package does not write so"
-STATE_FILES = "refused in tests/party/test_state.py"
-LINTED = "warned of in tests/test_cli_party.py"
+STATE_FILES = "refused in tests/party/test_state.py, which does what it says"
 OTHERS = {
     "which lists delivered predictions, cannot be read": STATE_FILES,
-    "its budget binds nothing": LINTED,
-    "name only the use that is meant": LINTED,
-    "run chmod o-rwx on it": LINTED,
     "what was spent of privacy budgets is not known": STATE_FILES,
     "restoring it would forget": STATE_FILES,
     "is in the way of a folder of the party": STATE_FILES,
     "make room, then restore again": STATE_FILES,
+    "is in the way; move it away, then restore again": STATE_FILES,
     "the backup {} is damaged": STATE_FILES,
     "is no backup of a party, or is damaged": STATE_FILES,
     "is in use by another process": STATE_FILES,
     "its cells are seen only where noise is added": "refused in tests/wire/test_hostile_origins.py",
     "limits.expression_bytes); select less, filter": NOTHING_ASKED,
     "audit_log: {} is not a file that can be written": MACHINE,
-    "open it again with fed.sql, and predict again": "refused in tests/operators/test_ids.py",
-    "which cannot be sent; publish a SELECT that casts it": "refused in tests/party/test_sent_column.py",
     "limits.memory_bytes); del relations and models": NOTHING_ASKED,
-    "secure_sum: name [tls] files, and {} or more other parties under peers": "refused in tests/party/test_config.py",
     "restore it, or remove it to give every caller a new allowance": MACHINE,
-    "a database of files has no table to write to; name a file": "refused in tests/test_cli_party.py",
-    "its operator can remove it, or name another": "refused in tests/party/databases/test_delivering.py",
     "INSERT INTO {}": "SQL, not a refusal",
     "write it again, or take it out of the folder": MACHINE,
-    "are both table {}; rename one": "refused in tests/party/test_databases.py",
     "ask for the catalog again, or publish a view that casts it": "refused in tests/party/test_databases.py",
     "WHEN CAST(": "SQL, not a refusal",
-    "another file stands there, which no delivery wrote; move it away": "refused in tests/operators/test_delivery.py",
-    "keys: name one column or more, each once": "refused in tests/party/test_config.py",
-    "file: name one place, a file or a table": "refused in tests/party/test_config.py",
     "may not be multiplied with vectors of the caller's choice; use a learner": "tests/algebra/test_advice.py",
     "only with noise; set privacy=tp.Privacy(...)": "tests/learn/test_advice.py, by what the catalog says",
-    "select plain columns without a filter": "refused in tests/wire/test_hostile_rows.py",
+    "select plain columns without a filter": "refused in tests/wire/test_hostile_rows.py, which does what it says",
     "or take rel.matrix(secure_sum=True), over so many shards": "needs three services",
-    "remove a model with tablepuppet.forget": "refused in tests/wire/test_limits.py",
+    "remove a model with tablepuppet.forget": "refused in tests/wire/test_limits.py, which does what it says",
     "its operator must make room, then save again": MACHINE,
     "CREATE TABLE charges": "SQL, not a refusal",
     "SELECT DISTINCT caller FROM releases": "SQL, not a refusal",
@@ -462,13 +578,11 @@ OTHERS = {
     "learn in fewer epochs or larger batches": "tests/learn/test_advice.py, by what the catalog says",
     "join keys are blinded under one nonce of this party": OWN_REQUEST,
     "a session opens once, and this name was used; take another": OWN_REQUEST,
-    "name a column, as table.column": "refused in tests/test_federation.py",
     "if features are NaN or infinite, filter them in WHERE": "tests/prep/test_advice.py",
     "is not a writable folder ({}); make it first": MACHINE,
     "so its peers' sum would be revealed; leave it out": "needs three services",
     "add it to peers, or leave it out": "refused in tests/party/test_secure_table.py",
     "select fewer of them, or let the party's operator compute them in a view": NOTHING_ASKED,
-    "is not good today; issue a new one": "refused in tests/party/test_tls_files.py",
 }
 
 

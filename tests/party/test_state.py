@@ -75,8 +75,9 @@ def flip(path: Path, place: int) -> None:
 
 @pytest.mark.parametrize("how", ["missing", "empty", "text", "header", "schema", "no tables", "folder"])
 def test_a_ledger_that_is_lost(state: Path, how: str) -> None:
-    """It is no new budget: the party does not start, a check and `budget` say why, and what to do is said."""
+    """It is no new budget: the party does not start, a check and `budget` say why; what is advised lets it start."""
     path = state / FILE
+    write_backup(state, "bank", state.parent / "bank.tar")
     if how in ("missing", "folder", "no tables"):
         path.unlink()
     if how == "folder":
@@ -93,6 +94,20 @@ def test_a_ledger_that_is_lost(state: Path, how: str) -> None:
     assert "`tablepuppet party restore`" in message
     with pytest.raises(ConfigError, match="ledger"):
         spent(state.parent / "party.toml")
+    if how in ("missing", "text"):  # as a new party
+        for name in (FILE, SECRET):
+            if (state / name).exists():
+                (state / name).rename(state.parent / name)
+        with served(state.parent):
+            assert not Ledger(path, "bank").spent("cards").pure
+        path.write_text("")
+    elif how == "folder":
+        with pytest.raises(ConfigError, match=rf"'{path}' is in the way; move it away, then"):
+            restore_backup(state, "bank", state.parent / "bank.tar")
+        path.rename(state.parent / "folder")
+    restore_backup(state, "bank", state.parent / "bank.tar")
+    with served(state.parent):
+        assert Ledger(path, "bank").spent("cards").pure == 3.0
 
 
 def test_a_ledger_that_vanishes_while_a_party_serves(state: Path) -> None:
@@ -107,17 +122,28 @@ def test_a_ledger_that_vanishes_while_a_party_serves(state: Path) -> None:
 @pytest.mark.parametrize("content", [b"", b"short", bytes(33)])
 def test_a_secret_that_is_none(state: Path, content: bytes) -> None:
     """Rows would be in an order that everybody can compute, and noise could be removed."""
+    write_backup(state, "bank", state.parent / "bank.tar")
     (state / SECRET).write_bytes(content)
-    assert f"{str(state / SECRET)!r} has {len(content)} bytes instead of 32" in refused(state.parent)
+    message = refused(state.parent)
+    assert f"{str(state / SECRET)!r} has {len(content)} bytes instead of 32" in message
+    assert "`tablepuppet party restore`" in message
+    restore_backup(state, "bank", state.parent / "bank.tar")
+    with served(state.parent):
+        pass
 
 
 @pytest.mark.parametrize("name", ["used.json", "delivered.txt", "sessions"])
 def test_other_files_that_are_damaged(state: Path, name: str) -> None:
-    """A check finds what keeps the party from starting."""
+    """A check finds what keeps the party from starting; as its text says, it starts without the file."""
     if (state / name).is_dir():
         (state / name).rmdir()
     (state / name).write_bytes(b"\xff")
-    assert str(state / name) in refused(state.parent)
+    message = refused(state.parent)
+    assert str(state / name) in message
+    assert "remove it" in message
+    (state / name).unlink()
+    with served(state.parent):
+        pass
 
 
 def test_a_first_start_that_was_cut_short(tmp_path: Path) -> None:
@@ -191,6 +217,10 @@ def test_an_older_backup_gives_no_budget_back(state: Path, newer: str) -> None:
         charge(state, 0.5)
     restore_backup(state, "bank", file, older=True)
     assert Ledger(state / FILE, "bank").spent("cards").pure == 3.0
+    charge(state, 0.5)
+    write_backup(state, "bank", state.parent / "newer.tar")
+    restore_backup(state, "bank", state.parent / "newer.tar")
+    assert Ledger(state / FILE, "bank").spent("cards").pure == 3.5
 
 
 def test_no_flipped_bit_is_restored(state: Path) -> None:
@@ -212,6 +242,8 @@ def test_no_flipped_bit_is_restored(state: Path) -> None:
         file.write_bytes(whole[:size])
         with pytest.raises(ConfigError, match="backup"):
             restore_backup(state, "bank", file)
+    (state.parent / "another.tar").write_bytes(whole)
+    restore_backup(state, "bank", state.parent / "another.tar")
 
 
 def test_a_full_disk_while_a_backup_is_restored_or_made(state: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -231,3 +263,5 @@ def test_a_full_disk_while_a_backup_is_restored_or_made(state: Path, monkeypatch
             restore_backup(state, "bank", file)
     assert {path.name: path.read_bytes() for path in (file, state / FILE, state / SECRET)} == before
     assert sorted(path.name for path in (*state.glob(".*"), *state.parent.glob(".*"))) == []
+    restore_backup(state, "bank", file)
+    assert Ledger(state / FILE, "bank").spent("cards").pure == 3.0

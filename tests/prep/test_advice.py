@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -105,7 +106,36 @@ def by_steps(*steps: Any) -> Callable[[Shop], Any]:
     return lambda shop: [fitted(shop, "o.price, o.cost", learner=noisy, prep=[step]) for step in steps]
 
 
+def noisy(shop: Shop, column: str = "price", label: str | None = "cost", **noise: Any) -> Any:
+    """The mean of a column, with noise."""
+    privacy = tp.Privacy(**{"feature_epsilon": 50.0, "delta": 1e-6} | noise)
+    rel = shop.sql("o.price, o.cost", label)
+    found = rel.describe(columns=[column], privacy=privacy, bounds={column: (-20, 20)}).to_arrow()
+    np.testing.assert_allclose(found["mean"][0].as_py(), shop.joined[column].mean(), atol=0.5)
+
+
+def budgeted(shop: Shop, epsilon: float) -> Any:
+    """Statistics with noise, of a table whose budget is 2."""
+    (shop.folder / "state").mkdir(mode=0o700, exist_ok=True)
+    columns = 'credit = { uses = ["feature"], bounds = [-9, 9] }'
+    file = write_file(shop.folder, table="budget = { epsilon = 2.0, delta = 1e-5 }", columns=columns, top=STATE)
+    rel = policed(open_party(file)).sql("SELECT credit FROM cards")
+    return rel.describe(privacy=tp.Privacy(feature_epsilon=epsilon, delta=1e-6)).to_arrow()["mean"][0].as_py()
+
+
+STATE = 'state_dir = "state"'
 CASES = [
+    Advice(
+        "is the label, and feature_epsilon is about features",
+        partial(noisy, column="cost"),
+        lambda shop: [noisy(shop, "cost", None), noisy(shop)],
+    ),
+    Advice("and no other setting; set those two only", partial(noisy, label_epsilon=2.0), noisy),
+    Advice(
+        "nothing was spent; use a smaller feature_epsilon",
+        partial(budgeted, epsilon=3.0),
+        lambda shop: -9 <= budgeted(shop, 1.5) <= 9,
+    ),
     Advice(
         "stratify needs a label: name a selected column",
         lambda shop: shop.sql("o.price, o.city", None).split(stratify=True),
@@ -464,9 +494,6 @@ OTHERS = {
     "would reach party {}, which the label's table does not allow; use OneHot": "as cross_statistics, whose case is",
     "too wide for a Gram matrix": "needs a table of more encoded columns than a test should have",
     "at most {} columns at once; name some by columns=[...]": "needs more columns than a test should have",
-    "is the label, and feature_epsilon is about features": "refused in tests/prep/test_noisy_statistics.py",
-    "and no other setting; set those two only": "refused in tests/prep/test_noisy_statistics.py",
-    "nothing was spent; use a smaller feature_epsilon": "refused in tests/prep/test_noisy_statistics.py",
     "put the step before that one, or name its columns": "with noise only, where order statistics are not asked for",
     "names of categories have none; use OneHot or Recode": "as TargetEncode, whose case uses both",
     "put it before Impute": "as OneHot",

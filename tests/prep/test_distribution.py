@@ -125,6 +125,8 @@ def test_columns_that_are_none(tmp_path: Path) -> None:
         relation.histogram("pric")
     with pytest.raises(tp.LearnError, match="columns is a list of names"):
         relation.quantile(0.5, columns="price")
+    with pytest.raises(tp.LearnError, match=r"columns is a list of names, such as columns=\['price'\]"):
+        relation.outlier_by_sd(2.0)  # type: ignore[arg-type]
     with pytest.raises(tp.LearnError, match="bins is a whole number from 1"):
         relation.histogram("price", 0)
 

@@ -406,3 +406,17 @@ def test_a_step_makes_a_new_column_or_none() -> None:
         with pytest.raises(tp.PartyError, match="which is there already"):
             Shapes.of(["x", "w"], {}, [step])
     assert Shapes.of(["x", "w"], {}, [Product(["x", "w"], "")]).numbers == ["x", "w", ""]
+
+
+def test_a_fill_that_no_row_needs_takes_no_place(tmp_path: Path) -> None:
+    """`Ordinal` numbers the categories that rows have, as scikit-learn does; a filled row to predict is between two."""
+    names = ["z", "a", "m", None]
+    table = pa.table({"c": names * 3, "w": [1.0, 2.0, 3.0, 4.0] * 3})
+    fed = federation(tmp_path, {"p": {"t": table}}, wire="float64")
+    steps = prep.Pipeline([prep.Impute("constant", fill="b"), prep.Ordinal()])
+    found = [fed.sql(f"SELECT c FROM t{where}", prep=steps).matrix() for where in (" WHERE w < 4", "")]
+    for matrix, places in zip(found, ([2.0, 0.0, 1.0] * 3, [3.0, 0.0, 2.0, 1.0] * 3), strict=True):
+        assert (matrix @ np.eye(1))[:, 0].tolist() == places
+    rel = fed.sql("SELECT c, w FROM t WHERE w < 4", label="w", prep=steps)
+    model = tp.LinearRegression(l2=0.0).fit(rel)
+    assert model.predict(fed.sql("SELECT c, w FROM t", label="w")).tolist() == pytest.approx([1.5, 2.5, 2.0, 2.25] * 3)

@@ -311,7 +311,9 @@ def _ending(result: dict[str, Any]) -> str:
     rounds, best, how = result["rounds"], result["best_round"], result["stopped"]
     if result["noise"] and how in ("converged", "rounds used up"):
         how = "done, with noise,"  # which leaves no optimum to converge to
-    how = {"rounds used up": "not converged", "early stop": "stopped early"}.get(how, how)
+    how = {"rounds used up": "not converged", "no step gains": "not converged", "early stop": "stopped early"}.get(
+        how, how
+    )
     text = f"{how} after {rounds} round{'' if rounds == 1 else 's'}"
     return text if best == rounds else f"{text}, round {best} kept"
 

@@ -19,3 +19,4 @@ class Round:
     loss: float
     intercept: Array
     converged: bool
+    is_stuck: bool = False  # no step gains anything, though the optimum is not near

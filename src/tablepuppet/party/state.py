@@ -218,6 +218,11 @@ def restore_backup(folder: Path, party: str, file: Path, *, older: bool = False)
                 _check_newer(folder, staged, manifest)
             _put(staged, folder, manifest)
     except OSError as error:
+        if isinstance(error, IsADirectoryError | FileExistsError):
+            raise ConfigError(
+                f"cannot restore into {str(folder)!r}: {str(error.filename2 or error.filename)!r} is in the way; move "
+                "it away, then restore again"
+            ) from error
         raise ConfigError(
             f"cannot restore into {str(folder)!r} ({error.strerror}); make room, then restore again"
         ) from error

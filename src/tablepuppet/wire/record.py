@@ -96,7 +96,7 @@ class RecordedTransport(Transport):
             if stored.mark != digest:
                 raise LearnError(
                     f"this run cannot be resumed: it asks party {self._name!r} something else than before; was the "
-                    "job changed, or the version of tablepuppet? Train it again"
+                    "job changed, a database in this process, or the version of tablepuppet? Train it again"
                 )
             if not stored.header:
                 raise LostError(f"party {self._name!r} did not answer then, as the record of this run says")

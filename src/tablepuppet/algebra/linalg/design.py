@@ -134,7 +134,8 @@ class Design(ProductOperator):
             named = [self.names[place] for place in found]
             raise LearnError(
                 f"{program}: these columns depend on each other linearly in these rows: {', '.join(named)}. Leave "
-                f"{null.shape[1]} of them out: X[:, columns], with columns of X.columns"
+                f"{null.shape[1]} of them out: X[:, columns], with columns of X.columns; if they only nearly do, "
+                "select their difference instead of one of them"
             )
         return np.asarray((vectors / values) @ vectors.T / np.outer(scale, scale))
 

@@ -3,7 +3,7 @@
     |x - c|^2 = |x|^2 - 2 (x c - |c|^2 / 2)        the nearest centre needs X C^T only
     c_j       = sum of the rows of cluster j / their number        X^T U, with U the 0/1 matrix of clusters
 
-Runs go on side by side, so that ten of them take as many trips as one. A run begins as k-means++ does, among
+Runs go on side by side, so that ten of them take as many trips as one. A run begins as greedy k-means++ does, among
 projections of the rows to a few random directions: no single row is asked for. Equal joined rows are one row with a
 weight (`distinct.py`).
 """
@@ -27,6 +27,7 @@ from tablepuppet.algebra.linalg.saved import LinalgModel
 from tablepuppet.algebra.nearest import Nearest
 from tablepuppet.algebra.preparation import Preparation
 from tablepuppet.errors import LearnError, PrivacyError
+from tablepuppet.pieces import over_pieces
 
 Array = NDArray[np.float64]
 PROJECTIONS = 16  # directions in which first clusters are sought
@@ -184,20 +185,34 @@ def _first_labels(rows: DistinctRows, k: int, runs: int, rng: np.random.Generato
 
 
 def _spread(rows: DistinctRows, points: Array, k: int, rng: np.random.Generator) -> NDArray[np.integer]:
-    """The nearest of k points that are drawn one after the other, each by its squared distance from those before it.
+    """The nearest of k points, drawn one after the other by their squared distances from those before.
 
-    Joined rows are drawn: equal ones are as likely together as they are one by one.
+    Of the few that are drawn each time, the one that leaves the smallest sum of squared distances is taken ("greedy
+    k-means++", as in scikit-learn). Single draws often end with two centres in one cluster, which Lloyd's rounds do not
+    mend. Joined rows are drawn: equal ones are as likely together as they are one by one.
     """
     labels, norms = np.zeros(len(points), np.min_scalar_type(k)), np.einsum("ij,ij->i", points, points)
+    nearest, weights = np.full(len(points), np.inf), rows.weights  # squared distances from the nearest centre
 
-    def squares(place: int) -> Array:
-        """Squared distances of all points from one of them."""
-        return np.asarray(np.maximum(norms - 2 * (points @ points[place]) + norms[place], 0.0))
+    def left(part: slice, places: NDArray[np.intp]) -> Array:
+        """Squared distances of some points from the nearest centre, if it is one more, (places, points)."""
+        found = norms[part] - 2 * (points[places] @ points[part].T) + norms[places, None]
+        return np.asarray(np.clip(found, 0.0, nearest[part]))
 
-    distances = squares(rows.place(int(rng.integers(rows.joined))))
-    for number in range(1, k):
-        found = squares(rows.drawn(distances, rng.random()))
-        closer = found < distances
-        labels[closer] = number
-        distances = np.where(closer, found, distances)
+    def total(part: slice) -> Array:
+        found = left(part, places)
+        return np.asarray(found.sum(axis=1) if weights is None else found @ weights[part])
+
+    def take(part: slice) -> None:
+        found = left(part, places)[0]
+        labels[part][found < nearest[part]] = number
+        nearest[part] = found
+
+    places = np.array([rows.place(int(rng.integers(rows.joined)))])
+    for number in range(k):
+        if number:
+            places = np.unique([rows.drawn(nearest, share) for share in rng.random(2 + int(np.log(k)))])
+            sums = over_pieces(total, len(points), len(places))
+            places = places[[np.argmin(sum(found for _, found in sums))]]
+        over_pieces(take, len(points))
     return labels

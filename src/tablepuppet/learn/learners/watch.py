@@ -18,9 +18,10 @@ from tablepuppet.relation import Relation
 from tablepuppet.runs.figures import metric, metric_name, readable
 from tablepuppet.runs.records import RoundRecord
 
-CONVERGED, EARLY, USED_UP, LOST = "converged", "early stop", "rounds used up", "party lost"
+CONVERGED, EARLY, USED_UP, LOST, STUCK = "converged", "early stop", "rounds used up", "party lost", "no step gains"
 STATES = {
     CONVERGED: "converged", EARLY: "stopped early", USED_UP: "not converged", LOST: "nothing to gain without the lost",
+    STUCK: "not converged",
 }  # fmt: skip
 
 
@@ -96,6 +97,8 @@ class Watch:
         self._emit_round(record)
         if self.validation is not None and self.validation.is_enough(done):
             self._stopped = EARLY
+        elif done.is_stuck and self.learner._promise is None:
+            self._stopped = STUCK
         return self._stopped == EARLY
 
     def _lost(self) -> list[str]:
@@ -145,6 +148,11 @@ class Watch:
         short = f"{type(learner).__name__}{by} stopped short of the optimum after {counted(rounds)}"
         if learner.stopped_ == LOST:
             return f"{short}: it ended without {', '.join(lost)}; fit again when all parties answer"
+        if learner.stopped_ == STUCK:
+            return (
+                f"{short}: no step lowers the objective in double precision, as where columns are nearly equal; select "
+                "their difference instead of one of them"
+            )
         limit = self._limit()
         if limit is None:
             return f"{short}: {learner.more_rounds_by(rounds)}"
@@ -160,7 +168,7 @@ class Watch:
         own = self.validation is not None and self.validation.own
         if own and self._stopped == EARLY:
             learner.converged_ = True  # the validation loss no longer falls
-        if lost and (learner.converged_ or (self._stopped == USED_UP and rounds < learner.most_rounds)):
+        if lost and (learner.converged_ or (self._stopped in (USED_UP, STUCK) and rounds < learner.most_rounds)):
             learner.converged_, self._stopped = False, LOST
         learner.stopped_ = CONVERGED if learner.converged_ else self._stopped
         learner.best_round_ = rounds
@@ -177,8 +185,8 @@ class Watch:
         fields = {"converged": learner.converged_, "stopped": learner.stopped_, "rounds": rounds, "lost": lost}
         fields |= {"best_round": learner.best_round_, "solver": learner.solver_}
         self.learner.emit(self.relation, "info", "fitted", message, fields)
-        if learner.stopped_ == LOST or (learner.stopped_ == USED_UP and learner._promise is None):
-            limit = self._limit()  # with noise, rounds are planned, and used up
+        if learner.stopped_ in (LOST, STUCK) or (learner.stopped_ == USED_UP and learner._promise is None):
+            limit = None if learner.stopped_ == STUCK else self._limit()  # with noise, rounds are planned, and used up
             fields = {"rounds": rounds, "solver": learner.solver_, "limited_by": None if limit is None else limit.party}
             self.learner.emit(self.relation, "warning", "fit.short", self._short_of(lost), fields)
         return intercept

@@ -114,7 +114,8 @@ class Descent:
             if self._stale and number < last and self.model.is_whole:
                 end, last = self._made_exact(end), last - 1  # parties send as much as in a round
             converged = near and self.model.is_whole
-            if report(Round(number, end.objective, end.loss, self.intercept, converged)) or converged:
+            is_stuck = ended and self.model.is_whole and not converged
+            if report(Round(number, end.objective, end.loss, self.intercept, converged, is_stuck)) or converged:
                 break
             if ended and (self.model.is_whole or not self.model.all_return()):
                 break

@@ -32,8 +32,9 @@ def find_column(plan: Plan, name: str, step: str) -> OutputColumn:
 
 def find_columns(plan: Plan, names: Sequence[str], step: str) -> tuple[OutputColumn, ...]:
     """The named columns, each once."""
-    if isinstance(names, str):
-        raise LearnError(f"{step}: columns is a list of names, such as columns=[{names!r}]")
+    if isinstance(names, str) or not isinstance(names, Iterable):
+        example = names if isinstance(names, str) else plan.query.outputs[0].name
+        raise LearnError(f"{step}: columns is a list of names, such as columns=[{example!r}]")
     return tuple(dict.fromkeys(find_column(plan, name, step) for name in names))
 
 

@@ -137,10 +137,14 @@ class Ordinal(Recode):
         super().fit(column, attempt)
 
     def numbers(self, column: Column, attempt: Attempt) -> NDArray[np.float64]:
-        """The place of each name among all."""
+        """The place of each name among those that rows have; one that none has, such as a fill, is between two."""
+        assert column.weights is not None, "they were listed"
         names = [*attempt.statistics.names(column.column, column.digests), *column.more]
-        order = [name_order(column, name or "") for name in names]
-        return _places(sorted(range(len(order)), key=order.__getitem__))
+        codes = sorted(range(len(names)), key=lambda code: name_order(column, names[code] or ""))
+        is_used = column.weights[codes] > 0
+        places = np.empty(len(codes))
+        places[codes] = np.cumsum(is_used) - np.where(is_used, 1.0, 0.5)
+        return places
 
 
 def name_order(column: Column, name: str) -> tuple[int, Decimal, str]:
