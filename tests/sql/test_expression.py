@@ -128,7 +128,7 @@ def test_a_name_that_is_not_reserved_is_a_column() -> None:
         "function_name FROM duckdb_functions",
         "type_name FROM duckdb_types",
     )
-    known = {str(name) for query in queries for (name,) in duckdb.sql(f"SELECT DISTINCT {query}()").fetchall()}
+    known = {str(name) for query in queries for (name,) in duckdb.execute(f"SELECT DISTINCT {query}()").fetchall()}
     known |= set(AsWritten.Tokenizer.KEYWORDS) | {name for each in exp.ALL_FUNCTIONS for name in each.sql_names()}
     known |= {*AsWritten.Parser.FUNCTION_PARSERS, *AsWritten.Parser.NO_PAREN_FUNCTION_PARSERS}
     for word in sorted(known | {name.lower() for name in known} | {"x1", "_"}):

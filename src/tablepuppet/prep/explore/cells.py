@@ -171,12 +171,12 @@ def _few(words: Words, weights: NDArray[np.float64] | None) -> tuple[Words, NDAr
         if len(found.dictionary) > LISTED:
             return None
         listed, sums = found.dictionary.to_numpy(), np.bincount(found.indices.to_numpy(), weights)
-        order = np.argsort(listed)
-        return listed[order], sums[order].astype(np.float64)
+        rising = np.argsort(listed)
+        return listed[rising], sums[rising].astype(np.float64)
     order = np.argsort(words) if weights is not None else None
-    rising = np.sort(words) if order is None else words[order]
-    starts = np.flatnonzero(np.append(True, rising[1:] != rising[:-1])[: len(rising)])
+    words = np.sort(words) if order is None else words[order]
+    starts = np.flatnonzero(np.append(True, words[1:] != words[:-1])[: len(words)])
     if len(starts) > LISTED:
         return None
-    sums = np.diff(starts, append=len(rising)) if weights is None else np.add.reduceat(weights[order], starts)
-    return rising[starts], sums.astype(np.float64)
+    sums = np.diff(starts, append=len(words)) if weights is None else np.add.reduceat(weights[order], starts)
+    return words[starts], sums.astype(np.float64)
