@@ -11,7 +11,6 @@ from __future__ import annotations
 import logging
 from collections import Counter as Tally
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from importlib.metadata import version
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector
 from prometheus_client.core import GaugeMetricFamily
@@ -20,6 +19,7 @@ from prometheus_client.registry import Collector
 from tablepuppet.errors import TablePuppetError
 from tablepuppet.party.ledger import Ledger
 from tablepuppet.party.policy import Policy
+from tablepuppet.versions import PROTOCOL, VERSION
 
 log = logging.getLogger("tablepuppet.party")
 OTHER = "other"  # the label of callers that the policy does not name
@@ -55,8 +55,8 @@ class Metrics(Collector):
         self._constant(
             "limit", "Limits of the party file.", {(name,): limit for name, limit in limits.items()}, "limit"
         )
-        info: dict[tuple[str, ...], float] = {(party, version("tablepuppet")): 1.0}
-        self._constant("build_info", "The party, and the version that it runs.", info, "party", "version")
+        info: dict[tuple[str, ...], float] = {(party, VERSION, str(PROTOCOL)): 1.0}
+        self._constant("build_info", "The party, and the versions that it runs.", info, "party", "version", "protocol")
         self._gauges: dict[str, tuple[str, tuple[str, ...], Callable[[], Values]]] = {}  # read when somebody looks
         self._failed: set[str] = set()  # of them, when they were last read
         self.registry.register(self)

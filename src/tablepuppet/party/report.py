@@ -28,6 +28,7 @@ from tablepuppet.party.published import SEE_MORE, open_published
 from tablepuppet.party.state import check_ledger, check_state, is_in_use
 from tablepuppet.party.tls_files import TlsFiles, read_tls_files
 from tablepuppet.sql.types import Family, family
+from tablepuppet.versions import PROTOCOL
 
 Found = TypeVar("Found")
 
@@ -66,6 +67,7 @@ class PartyReport(msgspec.Struct, frozen=True):
     """What a party file means; with ``problems`` the party cannot start, ``warnings`` are likely mistakes."""
 
     party: str
+    protocol: int  # the version that it speaks
     listen: str
     tls: bool
     metrics: str | None  # where they are read
@@ -90,6 +92,7 @@ def inspect(path: Path) -> PartyReport:
     tables = [_table_report(settings, policy, table) for table in found]
     return PartyReport(
         settings.name,
+        PROTOCOL,
         settings.listen,
         settings.tls is not None,
         None if settings.metrics_address is None else _http(*settings.metrics_address),
