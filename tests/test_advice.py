@@ -218,7 +218,7 @@ def with_tls(shop: Shop, *, given: bool) -> bool:
     certificates = Certificates(place(shop))
     with served(split_url(shop), certificates) as servers:
         parties = {name: f"grpc+tls://127.0.0.1:{server.port}" for name, server in servers.items()}
-        paths = dict(zip(("cert", "key", "ca"), certificates.files("analyst"), strict=True))
+        paths = dict(zip(("cert", "key", "ca"), certificates.files("analyst", "analyst"), strict=True))
         return joins(tp.Federation(parties, tls=tp.Tls(**paths) if given else None, verbose=False))
 
 

@@ -92,7 +92,7 @@ def certified(shop: Shop, key: str) -> str:
     new_authority(folder)
     for name in ("bank", "shop"):
         issue(folder, name)
-    return read_tls_files(TlsPaths(*(str(folder / name) for name in ("bank.crt", key, "ca.crt")))).name
+    return read_tls_files(TlsPaths(*(str(folder / name) for name in ("bank.crt", key, "ca.crt"))), "party").name
 
 
 def held(shop: Shop, limits: str, use: Callable[[tp.Relation, int], Any], *, mended: bool) -> Any:

@@ -82,7 +82,7 @@ def inspect(path: Path) -> PartyReport:
     settings = PartyFile.load(path)
     problems: list[str] = []
     _attempt(problems, lambda: read_blinding_key(Path(settings.blinding_key)))
-    certificate = _attempt(problems, lambda: read_tls_files(settings.tls) if settings.tls else None)
+    certificate = _attempt(problems, lambda: read_tls_files(settings.tls, "party") if settings.tls else None)
     _attempt(problems, lambda: check_log(Path(settings.audit_log)))
     _attempt(problems, lambda: _check_state(settings))
     found = _attempt(problems, lambda: open_published(settings).tables()) or []
@@ -183,9 +183,14 @@ def _table_report(settings: PartyFile, policy: Policy, table: SourceTable) -> Ta
 
 
 def _strangers(settings: PartyFile, certificate: TlsFiles | None) -> list[str]:
-    if certificate is None or certificate.name.lower() == settings.name.lower():
+    if certificate is None:
         return []
-    return [f"tls.cert belongs to {certificate.name!r}, not to party {settings.name!r}"]
+    found = [certificate.warning] if certificate.warning else []
+    if certificate.name.lower() != settings.name.lower():
+        found.append(
+            f"tls.cert belongs to {certificate.name!r}, not to party {settings.name!r}: callers must expect that name"
+        )
+    return found
 
 
 def _http(host: str, port: int) -> str:

@@ -16,8 +16,9 @@ from tablepuppet.errors import PartyError, PrivacyError, TablePuppetError, plain
 from tablepuppet.party.request import Reply, Request, Step, Verb
 from tablepuppet.sql.catalog import Shard
 from tablepuppet.sql.plan import Scan
-from tablepuppet.versions import PROTOCOL as VERSION
+from tablepuppet.versions import PROTOCOL
 
+VERSION = PROTOCOL
 MOST_NAME = 4096  # letters of a table's or column's name, or its type
 
 

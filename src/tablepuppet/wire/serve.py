@@ -54,7 +54,7 @@ def start(settings: PartyFile, metrics: Metrics | None = None) -> FlightServer:
     ``metrics`` count what it does.
     """
     key = read_blinding_key(Path(settings.blinding_key))
-    tls = None if settings.tls is None else read_tls_files(settings.tls)
+    tls = None if settings.tls is None else read_tls_files(settings.tls, "party")
     check_log(Path(settings.audit_log))
     state = None if settings.state_dir is None else State(Path(settings.state_dir), settings.name)
     try:
@@ -72,6 +72,8 @@ def _served(
 ) -> FlightServer:
     folder = None if state is None else state.folder
     server_tls = None if tls is None else ServerTls.of(tls)
+    if tls is not None and tls.warning:
+        log.warning("%s", tls.warning)
     database = open_published(settings)
     database.tables()  # a database that cannot be read is known now
     party = Party(
