@@ -119,7 +119,7 @@ def test_a_connection_to_mariadb_that_is_lost(mariadb_url: str) -> None:
         ):
             _read_when_killed(url, reader)
         with database.reader() as reader:
-            found = reader.source("t", {"id": "BIGINT"})
+            found = reader.source("t", {"id": "UBIGINT"})
             assert found.connection.execute(f"SELECT count(*) FROM {found.sql}").fetchall() == [(50,)]
 
 
@@ -127,7 +127,7 @@ def _read_when_killed(url: str, reader: Reader) -> None:
     own = "SELECT id FROM information_schema.processlist WHERE db = 'fragile' AND id <> connection_id()"
     [(number,)] = mariadb_server.execute(url, own)
     mariadb_server.execute(url, f"KILL {number}")
-    reader.source("t", {"id": "BIGINT"})
+    reader.source("t", {"id": "UBIGINT"})
 
 
 def test_delivering_to_a_database_that_is_lost(fragile: tuple[str, Callable[[str], None]]) -> None:

@@ -45,6 +45,9 @@ class Metrics(Collector):
         self._sent = self._counter("sent_bytes", "Bytes of replies, by release.", "release")
         self._reached = self._counter("limit_reached", "How often a limit ran out: refused, waited or ended.", "limit")
         self._sessions = self._counter("sessions_changed", "Sessions that began or ended, by how.", "event")
+        self._left = self._counter(
+            "connections_without_call", "Connections that were seen, and ended before somebody who may call had called."
+        )
         self._times = Histogram(
             "tablepuppet_request_seconds", "Seconds of one verb or op.", ["verb"], buckets=BUCKETS,
             registry=self.registry,
@@ -93,6 +96,10 @@ class Metrics(Collector):
     def session(self, event: str) -> None:
         """Count a session that was opened, restored, closed, expired and so on."""
         self._sessions.labels(event).inc()
+
+    def left(self) -> None:
+        """Count a connection that ended without a call."""
+        self._left.inc()
 
     def gauge(self, name: str, text: str, read: Callable[[], Values], *labels: str) -> None:
         """Have values read whenever somebody looks; values of equal labels are added up."""

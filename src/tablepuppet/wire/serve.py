@@ -164,8 +164,9 @@ def serve(settings: PartyFile, ready: Callable[[str], None], read_again: Callabl
     remove_spilled()
     server = start(settings, metrics)
     limits, party = settings.limits, server.desk.party
+    left = (lambda: None) if metrics is None else metrics.left
     door = Doorkeeper(
-        server.port, limits.connections, limits.connections_per_caller, limits.connect_seconds, party.reached
+        server.port, limits.connections, limits.connections_per_caller, limits.connect_seconds, party.reached, left
     )
     server.enter = door.enter
     service = Service(settings, server, door, metrics, read_again)
