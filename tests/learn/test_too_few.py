@@ -94,7 +94,7 @@ def test_folds_are_refused_before_the_first_fit(servers: dict[str, FlightServer]
     for each in tried:
         relation, events = opened(servers)
         with pytest.raises(
-            tp.PrivacyError, match=r"fold 0 of 8 has 25 rows of table 't' .* min_rows\); take fewer folds"
+            tp.PrivacyError, match=r"fold 0 of 8 has 25 rows of table 't' .* min_rows\); fewer folds have more rows"
         ):
             each(relation, 8)
         assert ops(events) <= BEFORE

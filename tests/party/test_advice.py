@@ -20,7 +20,7 @@ from tablepuppet.party.limits import CallerLimits
 from tablepuppet.party.policy import Policy
 from tablepuppet.party.report import inspect
 from tablepuppet.party.tls_files import read_tls_files
-from tablepuppet.privacy.certificates import issue, new_authority
+from tablepuppet.privacy.certificates import Role, issue, new_authority
 from tests.advice import Advice, check_all_are_tried, said
 from tests.advised_shop import Shop
 from tests.operators.shop import ORDER_COLUMNS, called, opened, orders, party_file
@@ -87,11 +87,11 @@ def new_key_for_all(one: Path, two: Path) -> None:
     shutil.copy(one, two)
 
 
-def certified(shop: Shop, key: str) -> str:
+def certified(shop: Shop, key: str = "bank.key", role: Role = "party") -> str:
     folder = place(shop, "certified")
     new_authority(folder)
     for name in ("bank", "shop"):
-        issue(folder, name)
+        issue(folder, name, role=role)
     return read_tls_files(TlsPaths(*(str(folder / name) for name in ("bank.crt", key, "ca.crt"))), "party").name
 
 
@@ -183,7 +183,7 @@ def warned(columns: str = 'credit = "feature"', **settings: Any) -> Callable[[Sh
         folder = place(shop, "warned")
         (folder / "state").mkdir(mode=0o700)
         new_authority(folder)
-        issue(folder, "bank")
+        issue(folder, "bank", role="party")
         new_blinding_key(folder / "blinding.key")
         found = dict(settings)
         write_file(folder)
@@ -310,6 +310,11 @@ CASES = [
         lambda shop: key_of(shop, shutil.copy) and key_of(shop, new_key_for_all),
     ),
     Advice(
+        "issue a new one with 'tablepuppet certs issue ",
+        partial(certified, role="analyst"),
+        lambda shop: certified(shop, role="party") == "bank",
+    ),
+    Advice(
         "; name the two files of one certificate",
         partial(certified, key="shop.key"),
         lambda shop: certified(shop, "bank.key") == "bank",
@@ -419,6 +424,7 @@ OWN_REQUEST = "an analyst's own request, or one after a restart, which this pack
 STATE_FILES = "refused in tests/party/test_state.py"
 LINTED = "warned of in tests/test_cli_party.py"
 OTHERS = {
+    "call parties in this name": "a part of the warning of which the case is above",
     "which lists delivered predictions, cannot be read": STATE_FILES,
     "its budget binds nothing": LINTED,
     "name only the use that is meant": LINTED,
