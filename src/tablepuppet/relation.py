@@ -508,8 +508,8 @@ class Relation:
             message = f"split: {share} of {len(held_out):,} rows leaves none for the {side} side"
             self.events.emit("warning", "split.empty", message, side=side)
         sides = self.parted(alias, held_out)
-        for name, side in zip(("train", "test"), sides, strict=True):
-            if few := side.too_few(f"the {name} side"):
+        for name, part in zip(("train", "test"), sides, strict=True):
+            if few := part.too_few(f"the {name} side"):
                 self.events.emit("warning", "split.few", f"split: {few}", side=name)
         return sides
 
