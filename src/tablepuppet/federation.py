@@ -32,6 +32,7 @@ from tablepuppet.prep.pipelines.fit import foresee, selecting
 from tablepuppet.prep.pipelines.pipeline import DEFAULT, Pipeline
 from tablepuppet.privacy.trial_identity import TrialAuthority
 from tablepuppet.relation import Relation
+from tablepuppet.runs import interrupts
 from tablepuppet.runs.card import card
 from tablepuppet.runs.default_readers import default_readers
 from tablepuppet.runs.events import Events, Reader
@@ -319,7 +320,7 @@ class Federation:
         outcomes = self.engine.trip([(party, Request("describe")) for party in parties])
         named, refusals = {}, dict[str, TablePuppetError]()  # by the federation's names
         for party, outcome in zip(parties, outcomes, strict=True):
-            if isinstance(outcome, TablePuppetError):
+            if isinstance(outcome, TablePuppetError) and interrupts.received() is None:
                 refusals[party] = outcome
             elif isinstance(outcome, BaseException):
                 raise outcome
