@@ -51,7 +51,7 @@ class Target:
         new_authority(self.certificates)
         self.tenants = [f"tenant{number}" for number in range(TENANTS)]
         for name in ["store", *self.tenants]:
-            issue(self.certificates, name)
+            issue(self.certificates, name, role="party" if name == "store" else "analyst")
         self.log = (folder / "log").open("w")
         command = [*COMMAND, str(self._file())]
         self.process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=self.log, text=True)

@@ -24,7 +24,7 @@ def new_certificates(folder: Path, names: list[str]) -> None:
     """An authority, and a certificate for each name and for the caller."""
     new_authority(folder)
     for name in [*names, CALLER]:
-        issue(folder, name, ["localhost", "127.0.0.1"])
+        issue(folder, name, ["localhost", "127.0.0.1"], role="analyst" if name == CALLER else "party")
 
 
 def tls_files(folder: Path, name: str) -> Tls:

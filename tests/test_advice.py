@@ -24,6 +24,7 @@ from tablepuppet import baselines
 from tablepuppet.baselines.fedonce import Boosted
 from tablepuppet.cli.noise_options import noise_of
 from tablepuppet.cli.output import check_output
+from tablepuppet.federation import PartyEntry
 from tablepuppet.jobs import Run, make_learner
 from tablepuppet.party.blinding_key import FORMAT
 from tablepuppet.party.config import Limits
@@ -271,8 +272,17 @@ def with_tls(shop: Shop, *, given: bool) -> bool:
     certificates = Certificates(place(shop))
     with served(split_url(shop), certificates) as servers:
         parties = {name: f"grpc+tls://127.0.0.1:{server.port}" for name, server in servers.items()}
-        paths = dict(zip(("cert", "key", "ca"), certificates.files("analyst"), strict=True))
+        paths = dict(zip(("cert", "key", "ca"), certificates.files("analyst", "analyst"), strict=True))
         return joins(tp.Federation(parties, tls=tp.Tls(**paths) if given else None, verbose=False))
+
+
+def identified(shop: Shop, identity: str) -> bool:
+    """The join, where the store has another name than in its certificate."""
+    certificates = Certificates(place(shop))
+    with served(split_url(shop), certificates) as servers:
+        parties: dict[str, Any] = {name: f"grpc+tls://127.0.0.1:{server.port}" for name, server in servers.items()}
+        parties["branch"] = PartyEntry(parties.pop("store"), identity=identity)
+        return joins(tp.Federation(parties, tls=certificates.client("analyst"), verbose=False))
 
 
 def limited(shop: Shop, more: str = "") -> int:
@@ -480,6 +490,12 @@ CASES = [
         lambda shop: Boosted("regression").fit(shop.rel).predict_proba(shop.rel),
         lambda shop: Boosted("regression").fit(shop.rel).predict(shop.rel).shape == (120,),
     ),
+    Advice("; then set its identity in the ", partial(identified, identity=""), partial(identified, identity="store")),
+    Advice(
+        "; remove one of them",
+        lambda _: tp.Federation({"bank": "grpc://localhost:1", "shop": "grpc://localhost:1"}),
+        lambda _: tp.Federation({"bank": "grpc://localhost:1"}),
+    ),
     Advice("; del relations you no longer ", partial(journalled, freed=False), partial(journalled, freed=True)),
     Advice(
         "over three or more shards, and the table has ",
@@ -519,7 +535,7 @@ OTHERS = {
     'name = "{name}"': "a party file, not a refusal",
     "name each column once": "an analyst's own request: this package asks for each once",
     "this user may not listen at port": "root, who may run tests, may listen at every port",
-    "install the same version of tablepuppet on both sides": "needs another version of the package",
+    "say whose certificate it is: add --party": "issued in tests/test_cli_keys.py",
 }
 
 

@@ -16,6 +16,7 @@ import tablepuppet as tp
 from tablepuppet.cli.output import check_output, typed
 from tablepuppet.errors import ConfigError
 from tablepuppet.jobs import Run
+from tablepuppet.versions import PROTOCOL
 from tests.command_line import tablepuppet
 from tests.small_job import SQL, write_job
 
@@ -173,9 +174,9 @@ def test_a_misspelt_field_is_told_with_the_closest(folder: Path, old: str, new: 
 
 
 def test_version(folder: Path) -> None:
-    """The version of the package, on standard output."""
+    """The versions of the package and of the protocol, on standard output."""
     done = tablepuppet(folder, "--version", fresh=True)
-    assert (done.returncode, done.stdout) == (0, f"tablepuppet {tp.__version__}\n")
+    assert (done.returncode, done.stdout) == (0, f"tablepuppet {tp.__version__}, version {PROTOCOL} of the protocol\n")
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tablepuppet.party.blinding_key import read_blinding_key
-from tablepuppet.privacy.certificates import identity
+from tablepuppet.privacy.certificates import identity, roles_of
 from tests.command_line import tablepuppet
 
 
@@ -18,11 +18,25 @@ def test_certificates_for_a_trial(tmp_path: Path) -> None:
     assert begun.returncode == 0, begun.stderr
     assert "certs/ca.crt" in begun.stdout
     made = tablepuppet(
-        tmp_path, "certs", "issue", "bank_east", "--host", "bank.example", "--host", "10.0.0.7", "--days", "9", "--json"
+        tmp_path,
+        "certs",
+        "issue",
+        "bank_east",
+        "--party",
+        "--host",
+        "bank.example",
+        "--host",
+        "10.0.0.7",
+        "--days",
+        "9",
+        "--json",
     )
     facts = json.loads(made.stdout)
     assert facts["names"] == ["bank_east", "bank.example", "10.0.0.7"]
     assert identity((tmp_path / facts["certificate"]).read_bytes()) == "bank_east"
+    assert roles_of((tmp_path / facts["certificate"]).read_bytes()) == {"party"}
+    caller = json.loads(tablepuppet(tmp_path, "certs", "issue", "analyst", "--analyst", "--json").stdout)
+    assert roles_of((tmp_path / caller["certificate"]).read_bytes()) == {"analyst"}
     assert "PRIVATE KEY" in (tmp_path / facts["key"]).read_text()
     assert "PRIVATE KEY" not in begun.stdout + made.stdout + made.stderr
 
@@ -39,8 +53,10 @@ def test_a_blinding_key(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("certs", "issue", "bank"), "folder 'certs' holds no authority"),
-        (("certs", "issue", "../bank"), "'../bank' cannot be an owner's name"),
+        (("certs", "issue", "bank", "--party"), "folder 'certs' holds no authority"),
+        (("certs", "issue", "../bank", "--analyst"), "'../bank' cannot be an owner's name"),
+        (("certs", "issue", "bank"), "add --party if 'bank' serves tables, --analyst if it calls"),
+        (("certs", "issue", "bank", "--party", "--analyst"), "say whose certificate it is"),
         (("keys", "new", "taken"), "blinding key 'taken' exists and is kept"),
     ],
 )

@@ -160,7 +160,8 @@ def test_certificates_are_tried(tmp_path: Path) -> None:
     write_file(tmp_path, top=tls)
     found = inspect(tmp_path / "party.toml")
     assert (found.tls, found.problems) == (True, [])
-    assert "tls.cert belongs to 'shop', not to party 'bank'" in found.warnings
+    assert "tls.cert belongs to 'shop', not to party 'bank': callers must expect that name" in found.warnings
+    assert any("'tablepuppet certs issue shop --party'" in text for text in found.warnings)  # it is for both ends
     write_file(tmp_path, top=tls.replace("shop.key", "nowhere.key"))
     [problem] = inspect(tmp_path / "party.toml").problems
     assert "nowhere.key' does not exist" in problem

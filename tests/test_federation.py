@@ -118,7 +118,7 @@ def test_misspelt_arguments(tmp_path: Path, call: Any, message: str) -> None:
 def test_files_of_tls(tmp_path: Path) -> None:
     """A dict does as well as tp.Tls; what is no such thing is told how it is written."""
     certificates = Certificates(tmp_path / "certs")
-    cert, key, ca = certificates.files("analyst")
+    cert, key, ca = certificates.files("analyst", "analyst")
     place = {"a": "grpc+tls://localhost:1"}
     tls: dict[str, str | Path] = {"cert": cert, "key": Path(key), "ca": ca}
     assert tp.Federation(place, tls=tls).has_services

@@ -5,6 +5,8 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from tablepuppet.versions import VERSION
+
 if TYPE_CHECKING:  # the same names as below, for editors and type checkers
     from tablepuppet import prep as prep
     from tablepuppet.algebra import linalg as linalg
@@ -45,7 +47,8 @@ if TYPE_CHECKING:  # the same names as below, for editors and type checkers
     from tablepuppet.runs.events import Event as Event
     from tablepuppet.sql.catalog import Catalog as Catalog
 
-__version__ = "0.1.0"
+
+__version__ = VERSION
 
 # Where public names are. Loaded when they are first used: databases and scikit-learn take a second each. The command
 # line watches signals before that, and a party's service needs no scikit-learn at all.

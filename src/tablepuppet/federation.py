@@ -17,7 +17,7 @@ from typing import Any, Literal, get_args
 
 import msgspec
 
-from tablepuppet.errors import ConfigError, NotPickledError, QueryError
+from tablepuppet.errors import ConfigError, NotPickledError, QueryError, TablePuppetError
 from tablepuppet.party.blinding_key import read_blinding_key
 from tablepuppet.party.config import TlsPaths
 from tablepuppet.party.databases.in_memory import InMemory
@@ -27,11 +27,12 @@ from tablepuppet.party.policy import Category, Policy
 from tablepuppet.party.request import Request
 from tablepuppet.party.service import Party
 from tablepuppet.party.settings_file import read_settings
-from tablepuppet.party.tls_files import read_tls_files
+from tablepuppet.party.tls_files import TlsFiles, read_tls_files
 from tablepuppet.prep.pipelines.fit import foresee, selecting
 from tablepuppet.prep.pipelines.pipeline import DEFAULT, Pipeline
 from tablepuppet.privacy.trial_identity import TrialAuthority
 from tablepuppet.relation import Relation
+from tablepuppet.runs import interrupts
 from tablepuppet.runs.card import card
 from tablepuppet.runs.default_readers import default_readers
 from tablepuppet.runs.events import Events, Reader
@@ -42,7 +43,7 @@ from tablepuppet.spelling import attributes_explained, class_checked, names_chec
 from tablepuppet.sql.catalog import Catalog, VerticalTable
 from tablepuppet.sql.parse import parse
 from tablepuppet.sql.plan import Plan, plan
-from tablepuppet.wire.engine import Engine, call_all
+from tablepuppet.wire.engine import Engine
 from tablepuppet.wire.flight_transport import ClientTls, FlightTransport
 from tablepuppet.wire.in_process import InProcessTransport
 from tablepuppet.wire.outbox import StandIn, WhenLost
@@ -56,7 +57,8 @@ OnPartyLost = Literal["fail", "wait", "cache", "zeros"]
 
 class PartyEntry(msgspec.Struct, forbid_unknown_fields=True):
     """A party in a federation file: its URL, levels of columns that are not public, the values columns may have, and
-    where predictions about its tables' rows may be delivered.
+    where predictions about its tables' rows may be delivered. ``identity`` is the name in a service's certificate, if
+    it is another than the party's here.
     """
 
     url: str
@@ -64,6 +66,7 @@ class PartyEntry(msgspec.Struct, forbid_unknown_fields=True):
     bounds: dict[str, tuple[float, float]] = {}
     categories: dict[str, tuple[Category, ...]] = {}
     predictions: dict[str, PredictionsEntry] = {}
+    identity: str = ""
 
     @property
     def is_remote(self) -> bool:
@@ -105,10 +108,14 @@ class Tls(msgspec.Struct, forbid_unknown_fields=True):
             raise ConfigError(f"tls lacks {', '.join(missing)}: {TLS_HELP}")
         return cls(*(str(given[name]) for name in names))
 
+    def files(self) -> TlsFiles:
+        """The files; ConfigError if one cannot be read, does not fit the others, or is not good today or to call."""
+        return read_tls_files(TlsPaths(self.cert, self.key, self.ca), "analyst")
+
     def read(self) -> ClientTls:
-        """What the files hold; ConfigError if one cannot be read, does not fit the others, or is not good today."""
-        files = read_tls_files(TlsPaths(self.cert, self.key, self.ca))
-        return ClientTls(files.certificate, files.key, files.authorities)
+        """What the files hold; see `files`."""
+        found = self.files()
+        return ClientTls(found.certificate, found.key, found.authorities)
 
     def anchored(self, folder: Path) -> Tls:
         """The same with paths that start at a folder."""
@@ -187,6 +194,7 @@ class Federation:
         self.events = Events([*callbacks, *default_readers(verbose, has_callbacks=bool(callbacks))])
         tables = {name: InMemory(name, given) for name, given in parties.items() if isinstance(given, Mapping)}
         entries = {name: _entry(given) for name, given in parties.items()}
+        _check_once(entries)
         self._places = {name: entry.place for name, entry in entries.items()}
         self._known: Catalog | None = None  # what parties published when they were last asked
         blinding_key = _blinding_key(entries, key_file)
@@ -196,10 +204,19 @@ class Federation:
             for name, entry in entries.items()
             if not entry.is_remote
         }
-        credentials = None if tls is None else Tls.of(tls).read()
+        files = None if tls is None else Tls.of(tls).files()
+        credentials = None if files is None else ClientTls(files.certificate, files.key, files.authorities)
+        if files is not None and files.warning:
+            self.events.emit("warning", "tls.both_ends", files.warning)
         remote: dict[str, Transport] = {
             name: FlightTransport(
-                name, entry.url, credentials, timeout, wait=on_party_lost == "wait", silent=self._warn
+                name,
+                entry.url,
+                credentials,
+                timeout,
+                identity=entry.identity,
+                wait=on_party_lost == "wait",
+                silent=self._warn,
             )
             for name, entry in entries.items()
             if entry.is_remote
@@ -276,17 +293,19 @@ class Federation:
     def catalog(self) -> Catalog:
         """Vertical tables, shards, columns, types and row counts, asked anew.
 
-        Raises CatalogError if shards of a table do not agree, PartyError if a party cannot answer.
+        A party that refuses, or cannot answer, is left out and warned of; ``refusals`` of the catalog says why. Raises
+        CatalogError if shards of a table do not agree, and the error of the first party if none answers.
         """
-        found = self._describe()[0].check()
+        found = self._describe()[0]
+        tables = found.tables()
         for party in self.engine.parties:
-            if party not in found.parties:
+            if party not in found.parties and party not in found.refusals:
                 message = (
                     f"party {party!r} publishes no table: look whether its URL leads to the right file, folder or "
                     "database; a service publishes what its party file names for this caller"
                 )
                 self.events.emit("warning", "catalog.empty", message, party=party)
-        self._warn_of_parts(map(found.table, found.names))
+        self._warn_of_parts(tables)
         return found
 
     def _warn_of_parts(self, tables: Iterable[VerticalTable]) -> None:
@@ -296,10 +315,21 @@ class Federation:
                 self.events.emit("warning", "catalog.partly_aggregated", table.partly_aggregated, table=table.name)
 
     def _describe(self) -> tuple[Catalog, Opening]:
-        """What all parties publish, and what to open one relation with."""
+        """What all parties publish, and what to open one relation with; those that refuse are warned of."""
         parties = self.engine.parties
-        replies = call_all(self.engine, [(party, Request("describe")) for party in parties])
-        named = {party: reply[0] for party, reply in zip(parties, replies, strict=True)}  # by the federation's names
+        outcomes = self.engine.trip([(party, Request("describe")) for party in parties])
+        named, refusals = {}, dict[str, TablePuppetError]()  # by the federation's names
+        for party, outcome in zip(parties, outcomes, strict=True):
+            if isinstance(outcome, TablePuppetError) and interrupts.received() is None:
+                refusals[party] = outcome
+            elif isinstance(outcome, BaseException):
+                raise outcome
+            else:
+                named[party] = outcome[0]
+        if not named:
+            raise next(iter(refusals.values()))
+        for party, error in refusals.items():
+            self.events.emit("warning", "catalog.refused", f"party {party!r} is left out: {error}", party=party)
         marks = {reply["key"]: party for party, reply in named.items()}
         if len(marks) > 1:
             first, second, *_ = marks.values()
@@ -309,7 +339,7 @@ class Federation:
             )
         nonces = {party: reply["nonce"] for party, reply in named.items() if reply.get("nonce")}
         shards = (replace(shard, party=party) for party, reply in named.items() for shard in reply["tables"])
-        self._known = Catalog(shards)
+        self._known = Catalog(shards, refusals)
         return self._known, Opening(nonces, next(iter(marks)))
 
     @names_checked
@@ -416,6 +446,28 @@ def _check_settings(
         raise ConfigError(f"timeout must be a number of seconds above 0, not {timeout!r}")
     if memory_limit is not None and (not isinstance(memory_limit, Integral) or memory_limit < 0):
         raise ConfigError(f"memory_limit must be a whole number of bytes, not {memory_limit!r}")
+
+
+def _check_once(entries: Mapping[str, PartyEntry]) -> None:
+    """ConfigError if two entries are one service, by its address or by the name of its certificate."""
+    known: dict[tuple[str, str], str] = {}
+    for name, entry in entries.items():
+        if not entry.is_remote:
+            if entry.identity:
+                raise ConfigError(f"party {name!r}: identity is the name in the certificate of a service elsewhere")
+            continue
+        address = entry.url.partition("://")[2].rstrip("/").lower()
+        host, _, port = address.rpartition(":")
+        marks = [("address", f"{'127.0.0.1' if host == 'localhost' else host}:{port}")]
+        if entry.url.startswith("grpc+tls"):
+            marks.append(("certificate", (entry.identity or name).lower()))
+        for mark in marks:
+            if mark in known:
+                same = "have the same address" if mark[0] == "address" else f"expect the certificate of {mark[1]!r}"
+                raise ConfigError(
+                    f"parties {known[mark]!r} and {name!r} are one party given twice: both {same}; remove one of them"
+                )
+            known[mark] = name
 
 
 def _blinding_key(entries: Mapping[str, PartyEntry], key_file: str | Path | None) -> bytes:

@@ -294,7 +294,9 @@ class Run:
         return self.federation.open(planned)
 
     def sides(self, learner: Learner | None = None) -> Sides:
-        """The job's relation, split; LearnError if a side is empty."""
+        """The job's relation, split; LearnError if a side is empty, and for a ``learner`` that is to be trained
+        PrivacyError if a party would refuse one, having too few rows in it.
+        """
         split, train = self.job.split or Split(test=0.0), self.relation(learner=learner)
         test = validation = None
         if split.has_test:
@@ -303,11 +305,12 @@ class Run:
             train, validation = split.validation_side(train)
         sides = Sides(train, validation, test)
         for name, side in sides.named().items():
+            less, more = "hold out less, or check the query with explain", "hold out more, or nothing"
+            advice = less if name == "train" else more
             if not len(side):
-                more = (
-                    "hold out less, or check the query with explain" if name == "train" else "hold out more, or nothing"
-                )
-                raise LearnError(f"the {name} side of the split is empty; {more}")
+                raise LearnError(f"the {name} side of the split is empty; {advice}")
+            if learner is not None:  # before it is trained, not when it is measured
+                side.check_enough(f"the {name} side of the split", advice)
         return sides
 
     def train(self) -> dict[str, Any]:

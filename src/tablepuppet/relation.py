@@ -507,7 +507,31 @@ class Relation:
             side, share = "train" if held_out.all() else "test", f"test={test:g}" if after is None else f"after={after}"
             message = f"split: {share} of {len(held_out):,} rows leaves none for the {side} side"
             self.events.emit("warning", "split.empty", message, side=side)
-        return self.parted(alias, held_out)
+        sides = self.parted(alias, held_out)
+        for name, part in zip(("train", "test"), sides, strict=True):
+            if few := part.too_few(f"the {name} side"):
+                self.events.emit("warning", "split.few", f"split: {few}", side=name)
+        return sides
+
+    def too_few(self, name: str) -> str:
+        """Why a party will refuse to use these joined rows, which go by ``name`` for people: fewer rows of its table
+        take part than its policy allows (``min_rows``). "" if none will.
+        """
+        for alias, table in self.mapping.tables.items():
+            published = {shard.party: shard for shard in self.plan.tables[alias].shards}
+            for shard in table.shards:
+                known = published[shard.party]
+                if 0 < len(shard.row_ids) < known.min_rows:
+                    return (
+                        f"{name} has {len(shard.row_ids)} rows of table {known.name!r} at party {shard.party!r}, which "
+                        f"refuses fewer than {known.min_rows} (policy rule min_rows)"
+                    )
+        return ""
+
+    def check_enough(self, name: str, advice: str) -> None:
+        """PrivacyError, with what to do instead, if a party will refuse to use these joined rows; nobody is asked."""
+        if few := self.too_few(name):
+            raise PrivacyError(f"{few}; {advice}", rule="min_rows")
 
     def _held_out(
         self, test: float, rng: np.random.Generator, by: str | None, stratify: bool, after: Time | None

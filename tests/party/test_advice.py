@@ -23,7 +23,7 @@ from tablepuppet.party.limits import CallerLimits
 from tablepuppet.party.policy import Policy
 from tablepuppet.party.report import inspect
 from tablepuppet.party.tls_files import read_tls_files
-from tablepuppet.privacy.certificates import issue, new_authority
+from tablepuppet.privacy.certificates import Role, issue, new_authority
 from tests.advice import Advice, check_all_are_tried, said
 from tests.advised_shop import Shop
 from tests.operators.shop import ORDER_COLUMNS, called, opened, orders, party_file
@@ -90,12 +90,12 @@ def new_key_for_all(one: Path, two: Path) -> None:
     shutil.copy(one, two)
 
 
-def certified(shop: Shop, key: str, *, days_ago: int = 0) -> str:
+def certified(shop: Shop, key: str = "bank.key", role: Role = "party", *, days_ago: int = 0) -> str:
     folder = place(shop, "certified")
     new_authority(folder)
     for name in ("bank", "shop"):
-        issue(folder, name, start=datetime.now(UTC) - timedelta(days=days_ago), days=3)
-    return read_tls_files(TlsPaths(*(str(folder / name) for name in ("bank.crt", key, "ca.crt")))).name
+        issue(folder, name, role=role, start=datetime.now(UTC) - timedelta(days=days_ago), days=3)
+    return read_tls_files(TlsPaths(*(str(folder / name) for name in ("bank.crt", key, "ca.crt"))), "party").name
 
 
 def held(shop: Shop, limits: str, use: Callable[[tp.Relation, int], Any], *, mended: bool) -> Any:
@@ -254,7 +254,7 @@ def warned(columns: str = 'credit = "feature"', mode: int = 0o600, **settings: A
         folder = place(shop, "warned")
         (folder / "state").mkdir(mode=0o700)
         new_authority(folder)
-        issue(folder, "bank")
+        issue(folder, "bank", role="party")
         new_blinding_key(folder / "blinding.key")
         found = dict(settings)
         write_file(folder)
@@ -379,6 +379,11 @@ CASES = [
         "copy it again from the party that made it",
         lambda shop: key_of(shop, lambda *_: None),
         lambda shop: key_of(shop, shutil.copy) and key_of(shop, new_key_for_all),
+    ),
+    Advice(
+        "issue a new one with 'tablepuppet certs issue ",
+        partial(certified, role="analyst"),
+        lambda shop: certified(shop, role="party") == "bank",
     ),
     Advice(
         "; name the two files of one certificate",
@@ -546,6 +551,7 @@ NOTHING_ASKED = "what it advises is to ask for less"
 OWN_REQUEST = "an analyst's own request, or one after a restart, which this package does not write so"
 STATE_FILES = "refused in tests/party/test_state.py, which does what it says"
 OTHERS = {
+    "call parties in this name": "a part of the warning of which the case is above",
     "which lists delivered predictions, cannot be read": STATE_FILES,
     "what was spent of privacy budgets is not known": STATE_FILES,
     "restoring it would forget": STATE_FILES,

@@ -29,7 +29,7 @@ def folder(tmp_path: Path) -> Path:
 
 def test_files_that_fit(folder: Path) -> None:
     """The owner's name and the contents are told; the key is in no repr."""
-    found = read_tls_files(tls(folder))
+    found = read_tls_files(tls(folder), "party")
     assert found.name == "bank"
     assert found.key == (folder / "bank.key").read_bytes()
     assert "PRIVATE" not in repr(found)
@@ -51,7 +51,7 @@ def test_files_that_do_not_fit(folder: Path) -> None:
         (tls(folder, cert="old.crt", key="old.key"), r"tls\.cert .*old\.crt' is not good today"),
     ):
         with pytest.raises(tp.ConfigError, match=message):
-            read_tls_files(settings)
+            read_tls_files(settings, "party")
     (folder / "bank.key").chmod(0o640)
     with pytest.raises(tp.ConfigError, match="open to other users"):
-        read_tls_files(tls(folder))
+        read_tls_files(tls(folder), "party")

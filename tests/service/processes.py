@@ -187,7 +187,7 @@ class Services:
         """The same as a federation file."""
         lines = [f"{name} = {value!r}".replace("'", '"') for name, value in settings.items()] + ["[parties]"]
         lines += [f'{name} = "grpc+tls://127.0.0.1:{party.port}"' for name, party in self.parties.items()]
-        cert, key, ca = self.certificates.files("analyst")
+        cert, key, ca = self.certificates.files("analyst", "analyst")
         lines += ["[tls]", f'cert = "{cert}"', f'key = "{key}"', f'ca = "{ca}"']
         path = self.folder / "federation.toml"
         path.write_text("\n".join(lines))

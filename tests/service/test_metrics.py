@@ -15,6 +15,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 import tablepuppet as tp
+from tablepuppet.versions import PROTOCOL
 from tests.service.processes import Services, free_port
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="sets limits of other processes")
@@ -61,7 +62,7 @@ def test_a_fit_is_seen(store: Watched) -> None:
     assert during["requests_total", "", "ok", "open"] == 1
     assert during["sent_bytes_total", "LABELS"] > 4 * ROWS
     assert during["limit_reached_total", "sessions"] == 0
-    assert during["build_info", "store", tp.__version__] == 1
+    assert during["build_info", "store", str(PROTOCOL), tp.__version__] == 1
     assert during["process_open_fds",] > 3
     with pytest.raises(tp.PartyError, match=r"limits\.sessions"):
         store.federation(timeout=10.0).sql("SELECT x FROM items")

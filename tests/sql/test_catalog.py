@@ -89,12 +89,12 @@ def test_unknown_names(name: str, parties: list[str | None], message: str) -> No
     assert str(caught.value) == message
 
 
-def test_check_finds_the_table_that_does_not_agree() -> None:
-    """``check`` goes through all tables."""
+def test_all_tables_find_the_one_that_does_not_agree() -> None:
+    """``tables`` goes through all of them."""
     with pytest.raises(CatalogError, match="'readings'"):
-        CATALOG.check()
+        CATALOG.tables()
     agreeing = two({"id": "INTEGER"}, {"id": "BIGINT"})
-    assert agreeing.check() is agreeing
+    assert [table.columns for table in agreeing.tables()] == [{"id": "BIGINT"}]
 
 
 def test_parties_and_names() -> None:

@@ -71,7 +71,7 @@ class Attacker:
 
     def send(self, request: Request) -> Any:
         """What comes back, after both ways over the codec; the party's error is raised."""
-        travelled = read_request(decode(encode(request_message(request))))
+        travelled = read_request(decode(encode(request_message(request))), "bank")
         return read_reply(decode(self.desk.answer(self.caller, travelled)), request, "bank")
 
     def nonce(self) -> str:

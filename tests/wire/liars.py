@@ -44,7 +44,7 @@ class Liar(Transport):
         self.calls += 1
         assert self.calls < MOST_CALLS, "the coordinator does not come to an end"
         try:
-            arrived = read_request(decode(encode(request_message(request))))
+            arrived = read_request(decode(encode(request_message(request))), "bank")
             message = decode(encode(reply_message(self.party.answer("analyst", arrived))))
         except TablePuppetError as error:
             message = decode(encode(error_message(error)))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from tablepuppet.party.config import Limits
 from tablepuppet.party.databases.urls import open_database
 from tablepuppet.party.policy import Policy
 from tablepuppet.party.service import Party
-from tablepuppet.privacy.certificates import issue, new_authority
+from tablepuppet.privacy.certificates import Role, issue, new_authority
 from tablepuppet.wire.desk import Desk
 from tablepuppet.wire.flight_server import FlightServer, ServerTls
 from tablepuppet.wire.journal import Journal
@@ -28,11 +29,11 @@ class Certificates:
         self.folder = folder
         new_authority(folder)
 
-    def files(self, name: str) -> tuple[str, str, str]:
-        """Paths of certificate, key and authority."""
+    def files(self, name: str, role: Role = "party") -> tuple[str, str, str]:
+        """Paths of certificate, key and authority; whose it is, is decided when it is first asked for."""
         certificate = self.folder / f"{name}.crt"
         if not certificate.exists():
-            issue(self.folder, name)
+            issue(self.folder, name, role=role)
         return str(certificate), str(self.folder / f"{name}.key"), str(self.folder / "ca.crt")
 
     def server(self, name: str) -> ServerTls:
@@ -41,7 +42,7 @@ class Certificates:
 
     def client(self, name: str) -> Tls:
         """For a coordinator."""
-        return Tls(*self.files(name))
+        return Tls(*self.files(name, "analyst"))
 
 
 @contextmanager
@@ -63,10 +64,13 @@ def served(
             if kept is not None:
                 kept.mkdir(parents=True, exist_ok=True)
             ttl = (limits or Limits()).snapshot_ttl
-            party = Party(name, open_database(name, url), key, policy, name.encode(), state_dir=kept, snapshot_ttl=ttl)
+            tls = None if certificates is None else certificates.server(name)
+            party = Party(
+                name, open_database(name, url), key, policy, name.encode(), state_dir=kept, snapshot_ttl=ttl,
+                identity=None if tls is None else partial(getattr, tls, "identity"),
+            )  # fmt: skip
             journal = None if kept is None else Journal(kept, name)
             desk = Desk(party, limits or Limits(), journal, told)
-            tls = None if certificates is None else certificates.server(name)
             servers[name] = FlightServer(desk, "127.0.0.1:0", tls)
             stack.callback(servers[name].shutdown)
         yield servers

@@ -48,7 +48,7 @@ def test_slices_and_large_arrays_come_back() -> None:
 def test_requests_and_replies_come_back() -> None:
     """A request and its reply survive the way."""
     request = Request("run", "s", {}, (Step("rows.use", "t", {"view": "v", "counts": np.arange(3)}),), 5)
-    arrived = read_request(decode(encode(request_message(request))))
+    arrived = read_request(decode(encode(request_message(request))), "bank")
     assert (arrived.verb, arrived.session, arrived.sequence) == ("run", "s", 5)
     assert arrived.steps[0].op == "rows.use"
     assert arrived.steps[0].arguments["counts"].tolist() == [0, 1, 2]
@@ -61,7 +61,7 @@ def test_requests_and_replies_come_back() -> None:
 def test_noise_is_refused(noise: bytes) -> None:
     """Random bytes are an error that says so, never something else."""
     with contextlib.suppress(tp.PartyError):
-        read_request(decode_header(noise).fill(iter(())))
+        read_request(decode_header(noise).fill(iter(())), "bank")
 
 
 @given(
@@ -74,11 +74,11 @@ def test_noise_is_refused(noise: bytes) -> None:
 def test_other_messages_are_refused(message: Any) -> None:
     """Well-formed values that are no request are refused; one of another version is told so."""
     with pytest.raises(tp.PartyError):
-        read_request(message)
+        read_request(message, "bank")
     with pytest.raises(tp.PartyError):
-        read_request([VERSION, message])
+        read_request([VERSION, message], "bank")
     with pytest.raises(tp.PartyError, match="version 99"):
-        read_request([99, message])
+        read_request([99, message], "bank")
 
 
 @pytest.mark.parametrize(

@@ -41,8 +41,9 @@ def keeper(
     per_caller: int = 10,
     patience: float = 1000.0,
     reached: Callable[[str], None] = lambda limit: None,
+    left: Callable[[], None] = lambda: None,
 ) -> Doorkeeper:
-    door = Doorkeeper(server.port, most, per_caller, patience, reached)
+    door = Doorkeeper(server.port, most, per_caller, patience, reached, left)
     server.enter = door.enter
     return door
 
@@ -168,3 +169,30 @@ def test_the_door_is_cleared_without_descriptors(server: FlightServer, monkeypat
     assert reached[0] == "descriptors"
     assert until(lambda: sum(map(is_ended, lines)) >= 4)
     assert len(door._spare) > 0
+
+
+def after_a_look(door: Doorkeeper, count: Callable[[], int]) -> int:
+    """A number, after another look."""
+    door.sweep()
+    return count()
+
+
+def test_connections_that_end_without_a_call_are_counted(server: FlightServer, certificates: Certificates) -> None:
+    """Those that are no TLS or end before it; not those of callers who were answered."""
+    ended: list[str] = []
+    door = keeper(server, left=lambda: ended.append("left"))
+    lines = idle(server, 2)
+    assert until(lambda: after_a_look(door, lambda: door.open) == 2)
+    lines[0].sendall(b"GET / HTTP/1.1\r\n\r\n")  # no TLS: gRPC closes it
+    assert until(lambda: is_ended(lines[0]))
+    lines[1].close()
+    assert until(lambda: after_a_look(door, lambda: len(ended)) == 2)
+    caller = FlightTransport(
+        "p", f"grpc+tls://127.0.0.1:{server.port}", certificates.client("analyst").read(), timeout=30.0
+    )
+    caller.call(Request("describe"))
+    assert until(lambda: after_a_look(door, lambda: door.open) == 1)
+    caller._disconnect()
+    assert until(lambda: after_a_look(door, lambda: door.open) == 0)
+    assert len(ended) == 2
+    door.close()

@@ -21,7 +21,7 @@ message, gate = decode(encode(request_message(asked))), threading.Barrier(50)
 
 def read():
     gate.wait()
-    assert read_request(message).arguments["scans"] == (scan,)
+    assert read_request(message, "bank").arguments["scans"] == (scan,)
 
 threads = [threading.Thread(target=read) for _ in range(50)]
 for thread in threads:

@@ -357,6 +357,6 @@ def test_strange_requests_get_an_error_reply(urls: dict[str, str]) -> None:
             ([encode([VERSION, "describe", "", 0, {"a": 1}, []]).header], "neither arguments nor steps"),
         ):
             version, kind, text = raw(server, frames)
-            assert (version, kind) == (VERSION, "PartyError")
+            assert (version, kind) == (99 if words == "version 99" else VERSION, "PartyError")
             assert words in text
         assert raw(server, [encode([VERSION, "describe", "", 0, {}, []]).header])[1] == "ok"

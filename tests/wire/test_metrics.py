@@ -23,6 +23,7 @@ from tablepuppet.party.config import Limits, PartyFile
 from tablepuppet.party.metrics import BEYOND_LIMITS, Metrics
 from tablepuppet.party.request import Request, Step
 from tablepuppet.party.spec import Linear, Network
+from tablepuppet.versions import PROTOCOL
 from tablepuppet.wire.codec import encode
 from tablepuppet.wire.flight_server import FlightServer
 from tablepuppet.wire.flight_transport import FlightTransport
@@ -309,7 +310,7 @@ def test_what_is_counted(tmp_path: Path) -> None:
     assert calls.value("journal_bytes", caller="analyst") >= 4096
     assert calls.value("limit", limit="sessions") == 32
     assert calls.value("epsilon_left", table="cards", caller="") == 2.0
-    assert calls.value("build_info", party="bank", version=tp.__version__) == 1
+    assert calls.value("build_info", party="bank", version=tp.__version__, protocol=str(PROTOCOL)) == 1
     calls.ask(Request("close", "s"))
     assert calls.value("sessions", caller="analyst") == 0
 

@@ -4,12 +4,21 @@ from __future__ import annotations
 
 import logging
 import re
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
+from adbc_driver_postgresql import dbapi
 
 import tablepuppet as tp
 from tablepuppet.errors import PartyError
+from tablepuppet.federation import Planned
+from tablepuppet.party.database import Reader, UnavailableError
+from tablepuppet.party.databases.delivering import replace_rows
+from tablepuppet.party.databases.urls import open_database
+from tablepuppet.party.policy import EVERY_USE, ColumnRule, Policy, TableRule
+from tests import mariadb_server
 from tests.wire.services import calling, served
 
 HOST, USER = "canary-host", "canary_user"
@@ -41,12 +50,105 @@ def test_callers_get_a_reference(
         pytest.raises(PartyError) as caught,
     ):
         calling(servers).sql("SELECT a FROM t")
-    found = re.search(r"'bank': database not available, reference ([0-9a-f]{4});", str(caught.value))
-    assert found is not None
     for secret in (HOST, USER, "127.0.0.1", str(tmp_path)):
         assert secret not in str(caught.value)
+    assert seen in _logged(caught.value, caplog)
+
+
+def _logged(error: Exception, caplog: pytest.LogCaptureFixture) -> str:
+    """What the operator's log says under the reference that a caller got."""
+    found = re.search(r"'bank': database not available, reference ([0-9a-f]{4});", str(error))
+    assert found is not None, error
     [line] = [record.getMessage() for record in caplog.records if f"reference {found[1]}:" in record.getMessage()]
-    assert seen in line
+    return line
+
+
+@pytest.fixture
+def fragile(postgres_url: str) -> Iterator[tuple[str, Callable[[str], None]]]:
+    """The URL of a database whose view ``t`` ends its connection while it is read, once that is switched on; and what
+    executes a statement there.
+    """
+    with dbapi.connect(postgres_url, autocommit=True) as connection, connection.cursor() as cursor:
+        cursor.execute("CREATE SCHEMA fragile")
+        cursor.execute("SET search_path TO fragile")
+        cursor.execute("CREATE TABLE switch AS SELECT false AS broken")
+        cursor.execute(
+            "CREATE VIEW t AS SELECT id, id * 1.5 AS x, id * 2.5 + coalesce((CASE WHEN (SELECT broken FROM switch) "
+            "THEN pg_terminate_backend(pg_backend_pid()) END)::int, 0) AS y FROM generate_series(1, 50) AS s(id)"
+        )
+        yield f"{postgres_url}&options=-csearch_path%3Dfragile", cursor.execute
+        cursor.execute("DROP SCHEMA fragile CASCADE")
+
+
+@pytest.mark.parametrize("phase", ["describing", "reading", "a later op"])
+def test_a_connection_that_is_lost_after_opening(
+    phase: str, fragile: tuple[str, Callable[[str], None]], caplog: pytest.LogCaptureFixture
+) -> None:
+    """Whenever the database goes away, callers get a reference, and the log the reason; when it is back, work goes
+    on.
+    """
+    url, execute = fragile
+    policy = Policy(others=TableRule(others=ColumnRule(EVERY_USE)))
+    with caplog.at_level(logging.ERROR, "tablepuppet.party"), served({"bank": url}, policy=policy) as servers:
+        fed = calling(servers)
+        planned = fed.plan("SELECT x, y FROM t", "y")
+        relation = fed.open(planned)
+        model = tp.LinearRegression().fit(relation)
+        opening = fed._describe()[1]  # before it breaks
+        asked: dict[str, Callable[[], object]] = {
+            "describing": fed.catalog,
+            "reading": lambda: fed.open(Planned(planned.plan, 256, [opening])),
+            "a later op": lambda: model.predict(relation, ids=["id"]),
+        }
+        execute("UPDATE switch SET broken = true")
+        with pytest.raises(PartyError) as caught:
+            asked[phase]()
+        assert "PostgreSQL: " in _logged(caught.value, caplog)
+        execute("UPDATE switch SET broken = false")
+        assert len(fed.sql("SELECT x, y FROM t")) == 50
+
+
+def test_a_connection_to_mariadb_that_is_lost(mariadb_url: str) -> None:
+    """Killed between the catalog and the rows."""
+    with mariadb_server.new_database(mariadb_url, "fragile") as url:
+        mariadb_server.execute(url, "CREATE TABLE t AS SELECT seq AS id FROM seq_1_to_50")
+        database = open_database("bank", url)
+        with (
+            pytest.raises(UnavailableError, match=r"MySQL: the connection to 127\.0\.0\.1:\d+ was lost"),
+            database.reader() as reader,
+        ):
+            _read_when_killed(url, reader)
+        with database.reader() as reader:
+            found = reader.source("t", {"id": "UBIGINT"})
+            assert found.connection.execute(f"SELECT count(*) FROM {found.sql}").fetchall() == [(50,)]
+
+
+def _read_when_killed(url: str, reader: Reader) -> None:
+    own = "SELECT id FROM information_schema.processlist WHERE db = 'fragile' AND id <> connection_id()"
+    [(number,)] = mariadb_server.execute(url, own)
+    mariadb_server.execute(url, f"KILL {number}")
+    reader.source("t", {"id": "UBIGINT"})
+
+
+def test_delivering_to_a_database_that_is_lost(fragile: tuple[str, Callable[[str], None]]) -> None:
+    """A server that is not there, or that ends the connection while predictions are written, is not taken for one that
+    forbids it.
+    """
+    url, execute = fragile
+    rows = pa.table({"id": [1, 2], "prediction": [0.5, 1.5], "run": ["r", "r"]})
+    for gone in (f"postgresql://{USER}@127.0.0.1:1/{HOST}", f"mysql://{USER}@127.0.0.1:1/{HOST}"):
+        with pytest.raises(UnavailableError, match=r"127\.0\.0\.1"):
+            replace_rows("bank", gone, "found", rows, "r")
+    execute("CREATE TABLE found (id bigint, prediction float8, run text)")
+    execute(
+        "CREATE FUNCTION fail() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN PERFORM "
+        "pg_terminate_backend(pg_backend_pid()); RETURN NEW; END $$"
+    )
+    execute("CREATE TRIGGER fails BEFORE INSERT ON found FOR EACH ROW EXECUTE FUNCTION fail()")
+    with pytest.raises(UnavailableError, match="the connection was lost while predictions were written"):
+        replace_rows("bank", url, "found", rows, "r")
+    execute("DROP TRIGGER fails ON found")
+    replace_rows("bank", url, "found", rows, "r")
 
 
 def test_in_process_parties_say_why(tmp_path: Path) -> None:

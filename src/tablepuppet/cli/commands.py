@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from tablepuppet import __version__
 from tablepuppet.cli.app import LEARN, LOOK, OPERATE, App
 from tablepuppet.cli.keys import certs, keys
 from tablepuppet.cli.noise_options import BoundsOption, DeltaOption, EpsilonOption, TimesOption, noise_of
@@ -19,6 +18,7 @@ from tablepuppet.cli.party import party
 from tablepuppet.cli.privacy import privacy
 from tablepuppet.errors import ConfigError
 from tablepuppet.runs.figures import metric_name, seconds
+from tablepuppet.versions import PROTOCOL, VERSION
 
 if TYPE_CHECKING:  # databases and scikit-learn take a second each to load: a command loads what it needs
     from tablepuppet.federation import Federation
@@ -34,7 +34,7 @@ app = App(add_completion=False, pretty_exceptions_enable=False)
 
 def _print_version(asked: bool) -> None:
     if asked:
-        typer.echo(f"tablepuppet {__version__}")
+        typer.echo(f"tablepuppet {VERSION}, version {PROTOCOL} of the protocol")
         raise typer.Exit
 
 

@@ -9,6 +9,7 @@ import typer
 
 from tablepuppet.cli.app import App
 from tablepuppet.cli.output import JsonOption, print_json
+from tablepuppet.errors import ConfigError
 
 if TYPE_CHECKING:
     from tablepuppet.privacy.certificates import CertificateFiles
@@ -30,6 +31,8 @@ def init(folder: FolderOption = Path("certs"), as_json: JsonOption = False) -> N
 @certs.command("issue")
 def issue_certificate(
     name: Annotated[str, typer.Argument(help="The owner: a party, or somebody who may call parties.")],
+    party: Annotated[bool, typer.Option("--party", help="For a party: it can serve, and not call.")] = False,
+    analyst: Annotated[bool, typer.Option("--analyst", help="For a caller: it can call, and not serve.")] = False,
     host: Annotated[
         list[str] | None,
         typer.Option(help="A DNS name or IP address of the owner; may repeat; localhost and 127.0.0.1 if absent."),
@@ -38,10 +41,12 @@ def issue_certificate(
     days: Annotated[int, typer.Option(help="For how many days the certificate is valid.")] = 365,
     as_json: JsonOption = False,
 ) -> None:
-    """Make NAME.crt and NAME.key, for both ends of a TLS connection."""
+    """Make NAME.crt and NAME.key, for a party or for somebody who calls parties."""
     from tablepuppet.privacy.certificates import issue
 
-    _print_files(issue(folder, name, host or (), days), as_json)
+    if party == analyst:
+        raise ConfigError(f"say whose certificate it is: add --party if {name!r} serves tables, --analyst if it calls")
+    _print_files(issue(folder, name, host or (), days, role="party" if party else "analyst"), as_json)
 
 
 @keys.command("new")

@@ -238,7 +238,7 @@ def names(
 def _show(report: PartyReport, screen: Console) -> None:
     how = "mutual TLS" if report.tls else "no TLS"
     callers = ", ".join(report.callers) or "nobody"
-    print_text(f"party {report.party} at {report.listen} ({how}); callers: {callers}")
+    print_text(f"party {report.party} at {report.listen} ({how}); callers: {callers}; protocol {report.protocol}")
     if report.metrics is not None:
         print_text(f"metrics at {report.metrics}")
     for table in report.tables:

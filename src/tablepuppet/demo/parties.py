@@ -105,10 +105,10 @@ def write_party_files(folder: Path) -> None:
     """Certificates, the blinding key and the party files, as operators would make them."""
     shutil.rmtree(folder, ignore_errors=True)
     new_authority(folder / "certs")
-    issue(folder / "certs", ANALYST)
+    issue(folder / "certs", ANALYST, role="analyst")
     new_blinding_key(folder / "blinding.key")
     for name, (database, tables) in OWNERS.items():
-        issue(folder / "certs", name)
+        issue(folder / "certs", name, role="party")
         (folder / name).mkdir()
         text = PARTY_FILE.format(name=name, database=database, analyst=ANALYST, tables=tables)
         (folder / name / "party.toml").write_text(text)

@@ -6,8 +6,8 @@ party. Rows leave this package only through such a connection, and no error cont
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -25,6 +25,23 @@ class UnavailableError(PartyError):
 
     A service sends a reference instead (`wire/desk.py`), and logs the message with it.
     """
+
+
+@contextmanager
+def noticing_loss(lost: Callable[[], str]) -> Iterator[None]:
+    """UnavailableError instead of whatever fails in the block, if the connection is lost by then.
+
+    ``lost`` says why, "" while the connection is there. So no use of a connection has to distinguish that.
+    """
+    try:
+        yield
+    except UnavailableError:
+        raise
+    except Exception:  # of whatever class: it may carry a value
+        why = lost()
+        if why:
+            raise UnavailableError(why) from None
+        raise
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,6 @@ from __future__ import annotations
 import logging
 from collections import Counter as Tally
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from importlib.metadata import version
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector
 from prometheus_client.core import GaugeMetricFamily
@@ -20,6 +19,7 @@ from prometheus_client.registry import Collector
 from tablepuppet.errors import TablePuppetError
 from tablepuppet.party.ledger import Ledger
 from tablepuppet.party.policy import Policy
+from tablepuppet.versions import PROTOCOL, VERSION
 
 log = logging.getLogger("tablepuppet.party")
 OTHER = "other"  # the label of callers that the policy does not name
@@ -45,6 +45,9 @@ class Metrics(Collector):
         self._sent = self._counter("sent_bytes", "Bytes of replies, by release.", "release")
         self._reached = self._counter("limit_reached", "How often a limit ran out: refused, waited or ended.", "limit")
         self._sessions = self._counter("sessions_changed", "Sessions that began or ended, by how.", "event")
+        self._left = self._counter(
+            "connections_without_call", "Connections that were seen, and ended before somebody who may call had called."
+        )
         self._times = Histogram(
             "tablepuppet_request_seconds", "Seconds of one verb or op.", ["verb"], buckets=BUCKETS,
             registry=self.registry,
@@ -55,8 +58,8 @@ class Metrics(Collector):
         self._constant(
             "limit", "Limits of the party file.", {(name,): limit for name, limit in limits.items()}, "limit"
         )
-        info: dict[tuple[str, ...], float] = {(party, version("tablepuppet")): 1.0}
-        self._constant("build_info", "The party, and the version that it runs.", info, "party", "version")
+        info: dict[tuple[str, ...], float] = {(party, VERSION, str(PROTOCOL)): 1.0}
+        self._constant("build_info", "The party, and the versions that it runs.", info, "party", "version", "protocol")
         self._gauges: dict[str, tuple[str, tuple[str, ...], Callable[[], Values]]] = {}  # read when somebody looks
         self._failed: set[str] = set()  # of them, when they were last read
         self.registry.register(self)
@@ -93,6 +96,10 @@ class Metrics(Collector):
     def session(self, event: str) -> None:
         """Count a session that was opened, restored, closed, expired and so on."""
         self._sessions.labels(event).inc()
+
+    def left(self) -> None:
+        """Count a connection that ended without a call."""
+        self._left.inc()
 
     def gauge(self, name: str, text: str, read: Callable[[], Values], *labels: str) -> None:
         """Have values read whenever somebody looks; values of equal labels are added up."""

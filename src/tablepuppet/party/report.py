@@ -28,6 +28,7 @@ from tablepuppet.party.published import SEE_MORE, open_published
 from tablepuppet.party.state import check_ledger, check_state, is_in_use
 from tablepuppet.party.tls_files import TlsFiles, read_tls_files
 from tablepuppet.sql.types import Family, family
+from tablepuppet.versions import PROTOCOL
 
 Found = TypeVar("Found")
 
@@ -66,6 +67,7 @@ class PartyReport(msgspec.Struct, frozen=True):
     """What a party file means; with ``problems`` the party cannot start, ``warnings`` are likely mistakes."""
 
     party: str
+    protocol: int  # the version that it speaks
     listen: str
     tls: bool
     metrics: str | None  # where they are read
@@ -80,7 +82,7 @@ def inspect(path: Path) -> PartyReport:
     settings = PartyFile.load(path)
     problems: list[str] = []
     _attempt(problems, lambda: read_blinding_key(Path(settings.blinding_key)))
-    certificate = _attempt(problems, lambda: read_tls_files(settings.tls) if settings.tls else None)
+    certificate = _attempt(problems, lambda: read_tls_files(settings.tls, "party") if settings.tls else None)
     _attempt(problems, lambda: check_log(Path(settings.audit_log)))
     _attempt(problems, lambda: _check_state(settings))
     found = _attempt(problems, lambda: open_published(settings).tables()) or []
@@ -90,6 +92,7 @@ def inspect(path: Path) -> PartyReport:
     tables = [_table_report(settings, policy, table) for table in found]
     return PartyReport(
         settings.name,
+        PROTOCOL,
         settings.listen,
         settings.tls is not None,
         None if settings.metrics_address is None else _http(*settings.metrics_address),
@@ -180,9 +183,14 @@ def _table_report(settings: PartyFile, policy: Policy, table: SourceTable) -> Ta
 
 
 def _strangers(settings: PartyFile, certificate: TlsFiles | None) -> list[str]:
-    if certificate is None or certificate.name.lower() == settings.name.lower():
+    if certificate is None:
         return []
-    return [f"tls.cert belongs to {certificate.name!r}, not to party {settings.name!r}"]
+    found = [certificate.warning] if certificate.warning else []
+    if certificate.name.lower() != settings.name.lower():
+        found.append(
+            f"tls.cert belongs to {certificate.name!r}, not to party {settings.name!r}: callers must expect that name"
+        )
+    return found
 
 
 def _http(host: str, port: int) -> str:

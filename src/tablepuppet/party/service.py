@@ -125,7 +125,8 @@ class Party:
                 case "describe":
                     tables = self.describe(caller)
                     nonce = None if caller == HERE else self._openings.issue(caller)
-                    replies.append({"tables": tables, "key": self.key_mark, "nonce": nonce})
+                    name = None if caller == HERE or self._identity is None else self._identity().name
+                    replies.append({"tables": tables, "key": self.key_mark, "nonce": nonce, "identity": name})
                 case "open":
                     rows = self.open(
                         caller, request.session, **request.arguments, outcome=outcome, again=again, made=made

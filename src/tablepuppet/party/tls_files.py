@@ -12,22 +12,27 @@ from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat,
 
 from tablepuppet.errors import ConfigError
 from tablepuppet.party.config import TlsPaths
-from tablepuppet.privacy.certificates import identity
+from tablepuppet.privacy.certificates import Role, identity, roles_of
 from tablepuppet.privacy.private_file import read_private_file
 
 
 @dataclass(frozen=True)
 class TlsFiles:
-    """Certificate, private key and authorities in PEM, and the name that the certificate gives its owner."""
+    """Certificate, private key and authorities in PEM, the name that the certificate gives its owner, and a warning if
+    it is also good for the other end of a connection.
+    """
 
     name: str
     certificate: bytes
     key: bytes = field(repr=False)
     authorities: bytes
+    warning: str = ""
 
 
-def read_tls_files(tls: TlsPaths) -> TlsFiles:
-    """Read the files; ConfigError unless the certificate names its owner, is good today and belongs to the key."""
+def read_tls_files(tls: TlsPaths, role: Role) -> TlsFiles:
+    """Read the files; ConfigError unless the certificate names its owner, is good today and for the role, and belongs
+    to the key.
+    """
     key = read_private_file(Path(tls.key), "tls.key")
     certificate, authorities = _read(tls.cert, "tls.cert"), _read(tls.ca, "tls.ca")
     try:
@@ -39,7 +44,14 @@ def read_tls_files(tls: TlsPaths) -> TlsFiles:
     except ConfigError as error:
         raise ConfigError(f"tls.cert {tls.cert!r}: {error}") from None
     _check_pair(x509.load_pem_x509_certificate(certificate), key, tls)
-    return TlsFiles(name, certificate, key, authorities)
+    roles = roles_of(certificate)
+    again = f"issue a new one with 'tablepuppet certs issue {name} --{role}'"
+    if role not in roles:
+        does = "serve" if role == "party" else "call parties"
+        raise ConfigError(f"tls.cert {tls.cert!r} cannot {does}: its extended key usage is for the other end; {again}")
+    also = "call parties in this name" if role == "party" else "serve in this name"
+    warning = f"tls.cert {tls.cert!r} is for both ends of TLS: whoever has its key can also {also}; {again}"
+    return TlsFiles(name, certificate, key, authorities, warning if len(roles) > 1 else "")
 
 
 def expiry(certificate: bytes) -> datetime:

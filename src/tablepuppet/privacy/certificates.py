@@ -1,8 +1,9 @@
 """A small certificate authority for trials, and the name in a certificate.
 
-Input: a folder and an owner's name. Output: ``ca.key`` and ``ca.crt``, then ``NAME.key`` and ``NAME.crt``, for both
-ends of a TLS connection. Whoever holds ``ca.key`` can impersonate anybody: it stays with the person who issues. In
-production, use your own certificates; their SubjectAlternativeName must begin with the owner's name, as a DNS name.
+Input: a folder and an owner's name. Output: ``ca.key`` and ``ca.crt``, then ``NAME.key`` and ``NAME.crt``. A
+certificate is for one end of a TLS connection, by its extended key usage: a party's cannot call, an analyst's cannot
+serve. Whoever holds ``ca.key`` can impersonate anybody: it stays with the person who issues. In production, use your
+own certificates; their SubjectAlternativeName must begin with the owner's name, as a DNS name.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
@@ -27,6 +29,11 @@ CA = "ca"
 CA_DAYS = 3650
 HERE = ("localhost", "127.0.0.1")  # the hosts of a certificate if none is given
 SKEW = datetime.timedelta(minutes=5)  # clocks of parties may differ by this
+Role = Literal["party", "analyst"]
+ENDS: dict[Role, x509.ObjectIdentifier] = {
+    "party": ExtendedKeyUsageOID.SERVER_AUTH,
+    "analyst": ExtendedKeyUsageOID.CLIENT_AUTH,
+}
 _LABEL = "[A-Za-z0-9]([A-Za-z0-9_-]{0,61}[A-Za-z0-9])?"
 _DNS_NAME = re.compile(rf"{_LABEL}(\.{_LABEL})*")
 _MALFORMED = (ValueError, x509.InvalidVersion, x509.DuplicateExtension, x509.UnsupportedGeneralNameType)
@@ -60,18 +67,26 @@ def make_authority() -> tuple[x509.Certificate, ec.EllipticCurvePrivateKey]:
 
 
 def issue(
-    folder: Path, name: str, hosts: Sequence[str] = (), days: int = 365, start: datetime.datetime | None = None
+    folder: Path,
+    name: str,
+    hosts: Sequence[str] = (),
+    days: int = 365,
+    start: datetime.datetime | None = None,
+    role: Role | None = None,
 ) -> CertificateFiles:
     """Make a key and a certificate for an owner, signed by the authority in ``folder``.
 
     ``hosts`` are the DNS names and IP addresses where the owner is reached. The certificate is good for ``days``
-    from ``start``, by default now.
+    from ``start``, by default now, and for the ``role``; without one for both ends, as those of older software are.
     """
     if name.lower() == CA:
         raise ConfigError(f"the name {name!r} is taken by the authority itself: choose another")
     names = _alternative_names(name, hosts or HERE)  # a wrong name is an error before the authority is read
     authority, authority_key = _load_authority(folder)
-    certificate, key = make_certificate(authority, authority_key, name, hosts, days, start)
+    for host in hosts:
+        if host.lower() != name.lower() and (folder / f"{host}.crt").exists():
+            raise ConfigError(f"host {host!r} is the name of another owner, whom {name!r} could be taken for")
+    certificate, key = make_certificate(authority, authority_key, name, hosts, days, start, role)
     return _write(folder, name, key, certificate, tuple(str(each.value) for each in names))
 
 
@@ -82,6 +97,7 @@ def make_certificate(
     hosts: Sequence[str] = (),
     days: int = 365,
     start: datetime.datetime | None = None,
+    role: Role | None = None,
 ) -> tuple[x509.Certificate, ec.EllipticCurvePrivateKey]:
     """A certificate for an owner, and its new key; see `issue`."""
     names = _alternative_names(name, hosts or HERE)
@@ -92,7 +108,7 @@ def make_certificate(
     extensions: list[tuple[x509.ExtensionType, bool]] = [
         (x509.BasicConstraints(ca=False, path_length=None), True),
         (_key_usage(ca=False), True),
-        (x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.CLIENT_AUTH]), False),
+        (x509.ExtendedKeyUsage(list(ENDS.values()) if role is None else [ENDS[role]]), False),
         (x509.SubjectAlternativeName(names), False),
         (x509.AuthorityKeyIdentifier.from_issuer_public_key(authority_key.public_key()), False),
     ]
@@ -122,6 +138,16 @@ def identity(certificate: bytes | str) -> str:
             "a DNS name, that of the owner; addresses and others may follow"
         )
     return names[0].value
+
+
+def roles_of(certificate: bytes) -> frozenset[Role]:
+    """Which ends a certificate in PEM is for, by its extended key usage; without one it is for both."""
+    loaded = x509.load_pem_x509_certificate(certificate)
+    try:
+        uses = loaded.extensions.get_extension_for_class(x509.ExtendedKeyUsage).value
+    except x509.ExtensionNotFound:
+        return frozenset(ENDS)
+    return frozenset(role for role, use in ENDS.items() if use in uses)
 
 
 def hosts_of(certificate: bytes) -> tuple[str, ...]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 
 import msgspec
 from cryptography import x509
@@ -17,7 +17,6 @@ from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
 from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric import ec, ed25519, padding, rsa
 from cryptography.hazmat.primitives.serialization import load_pem_private_key
-from cryptography.x509.oid import ExtendedKeyUsageOID
 from cryptography.x509.verification import (
     Criticality,
     ExtensionPolicy,
@@ -28,14 +27,13 @@ from cryptography.x509.verification import (
 )
 
 from tablepuppet.errors import ConfigError, PrivacyError
-from tablepuppet.privacy.certificates import identity
+from tablepuppet.privacy.certificates import ENDS, Role, identity
 
 _NOT_TLS = b" " * 64 + b"TablePuppet secure sums, version 1\0"
 """What every signed text begins with. It is longer than the part of a TLS handshake that the other end may choose, so
 that no signature made for TLS is one of ours.
 """
 _PSS = padding.PSS(padding.MGF1(hashes.SHA256()), padding.PSS.DIGEST_LENGTH)
-_USES = frozenset({ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.CLIENT_AUTH})
 
 
 @dataclass(frozen=True)
@@ -77,7 +75,7 @@ class Identity:
 
     def name_of(self, hello: Hello, session: str, table: str) -> str:
         """The peer that a hello for this table and session comes from; PrivacyError if it cannot be verified."""
-        self._check(hello.certificates)
+        self._check(hello.certificates, "party")
         name = _named(hello.certificates)
         if not has_signed(hello.certificates, hello.signature, _hello_text(session, table, hello.public)):
             raise PrivacyError(
@@ -103,17 +101,17 @@ class Identity:
             name = identity(certificates)
         except ConfigError as error:
             raise PrivacyError(f"the caller is not known: {error}", rule="allow") from None
-        self._check(certificates)
+        self._check(certificates, "analyst")
         if not any(_is_at(host, each) for each in hosts) or not has_signed(certificates, signature, _caller_text(host)):
             raise PrivacyError(f"the certificate of {name!r} is not shown to this party by its owner", rule="allow")
         return name
 
-    def _check(self, certificates: bytes) -> None:
-        """PrivacyError unless a certificate comes from one of the authorities and is good today."""
+    def _check(self, certificates: bytes, role: Role) -> None:
+        """PrivacyError unless a certificate comes from one of the authorities, is good today, and for the role."""
         leaf, *between = _chain(certificates)
         store = Store(x509.load_pem_x509_certificates(self.authorities))
         ends = ExtensionPolicy.webpki_defaults_ee().may_be_present(
-            x509.ExtendedKeyUsage, Criticality.AGNOSTIC, _check_use
+            x509.ExtendedKeyUsage, Criticality.AGNOSTIC, partial(_check_use, ENDS[role])
         )
         builder = PolicyBuilder().store(store)
         builder = builder.extension_policies(ca_policy=ExtensionPolicy.webpki_defaults_ca(), ee_policy=ends)
@@ -126,10 +124,12 @@ class Identity:
             ) from None
 
 
-def _check_use(_: Policy, __: x509.Certificate, found: x509.ExtendedKeyUsage | None) -> None:
-    """Certificates of parties are those of servers; older ones are of both ends."""
-    if found is not None and _USES.isdisjoint(found):
-        raise ValueError("it is not one for TLS")
+def _check_use(
+    use: x509.ObjectIdentifier, _: Policy, __: x509.Certificate, found: x509.ExtendedKeyUsage | None
+) -> None:
+    """Certificates of parties are those of servers, of callers those of clients; older ones are of both ends."""
+    if found is not None and use not in found:
+        raise ValueError("it is for the other end of TLS")
 
 
 def roster_digest(session: str, table: str, peers: Sequence[tuple[str, bytes]]) -> bytes:

@@ -10,11 +10,12 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import combinations
+from types import MappingProxyType
 from typing import Any
 
 import pyarrow as pa
 
-from tablepuppet.errors import CatalogError
+from tablepuppet.errors import CatalogError, PrivacyError, TablePuppetError
 from tablepuppet.privacy.funds import Funds
 from tablepuppet.runs.figures import NOT_APPLICABLE, number, shown
 from tablepuppet.runs.table_view import Align, TableResult, TableView
@@ -98,12 +99,31 @@ class VerticalTable:
 
 
 class Catalog(TableResult):
-    """Vertical tables by name, as all parties of a federation publish them."""
+    """Vertical tables by name, as all parties of a federation publish them.
 
-    def __init__(self, shards: Iterable[Shard]):
+    ``refusals`` are the errors of parties that did not say what they publish. One that does not allow this caller
+    publishes nothing to it. Of any other it is not known: a table that is named without its party may have a shard
+    there, and is refused with that party's error.
+    """
+
+    def __init__(self, shards: Iterable[Shard], refusals: Mapping[str, TablePuppetError] = MappingProxyType({})):
+        self._refusals = dict(refusals)
         self._shards: dict[str, list[Shard]] = {}  # by the table's name in lower case
         for shard in shards:
             self._shards.setdefault(shard.name.lower(), []).append(shard)
+
+    @property
+    def refusals(self) -> dict[str, str]:
+        """Why parties did not say what they publish, by party."""
+        return {party: str(error) for party, error in self._refusals.items()}
+
+    def check_answered(self, party: str | None) -> None:
+        """Raise the error of a party that did not say what it publishes; without a party, that of any, unless it
+        publishes nothing to this caller.
+        """
+        for name, error in self._refusals.items():
+            if name.lower() == party.lower() if party is not None else not isinstance(error, PrivacyError):
+                raise error
 
     @property
     def parties(self) -> list[str]:
@@ -125,10 +145,13 @@ class Catalog(TableResult):
 
         Raises CatalogError if it is unknown or its shards do not agree.
         """
+        for party in parties:
+            self.check_answered(party)
         published = self._shards.get(name.lower())
         if published is None:
             known = did_you_mean(name, self.names) if self.names else "; none publishes any table"
-            raise CatalogError(f"no party publishes a table {name!r}{known}")
+            refused = "".join(f"; {why}" for why in self.refusals.values())
+            raise CatalogError(f"no party publishes a table {name!r}{known}{refused}")
         wanted = {shard.party for shard in published} if None in parties else set(filter(None, parties))
         shards = [shard for shard in published if shard.party in wanted]
         missing = wanted - {shard.party for shard in shards}
@@ -145,11 +168,9 @@ class Catalog(TableResult):
         columns = dict(sorted(agreed.items(), key=lambda item: order.get(item[0], len(order))))
         return VerticalTable(published[0].name, columns, tuple(shards))
 
-    def check(self) -> Catalog:
-        """Itself, if the shards of every table agree; else the CatalogError of the first that do not."""
-        for name in self.names:
-            self.table(name)
-        return self
+    def tables(self) -> list[VerticalTable]:
+        """All that is published, by the parties that said so; CatalogError if the shards of one do not agree."""
+        return [self.table(name, {shard.party for shard in shards}) for name, shards in self._shards.items()]
 
     def to_arrow(self) -> pa.Table:
         """One row per column of each shard: table, party, column, type, rows."""

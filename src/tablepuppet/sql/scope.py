@@ -71,6 +71,7 @@ class Scope:
         if not node.db:
             return None
         parties = self.catalog.parties
+        self.catalog.check_answered(node.db)
         found = next((party for party in parties if party.lower() == node.db.lower()), None)
         if found is None:
             raise self.sql.error(

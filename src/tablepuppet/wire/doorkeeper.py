@@ -2,8 +2,10 @@
 
 gRPC accepts whatever connects and leaves it open; a caller is known only once it has shown a certificate and called.
 Here connections that never call are ended after a while, the oldest first where there are too many, and one caller gets
-so many at once. So sockets that somebody opens cannot use up the file descriptors of the party. Looks at this process
-only (`/proc/self/fd`, Linux); elsewhere nothing is ended, and the operating system's own limit holds.
+so many at once. So sockets that somebody opens cannot use up the file descriptors of the party. Connections that ended
+without a call are counted, for whatever reason: TLS that failed is among them, but gRPC reports it to its own log only,
+and what comes and goes between two looks is not seen. Looks at this process only (`/proc/self/fd`, Linux); elsewhere
+nothing is ended, and the operating system's own limit holds.
 """
 
 from __future__ import annotations
@@ -66,6 +68,7 @@ class Doorkeeper:
         per_caller: int,
         patience: float,
         reached: Callable[[str], None] = lambda limit: None,
+        left: Callable[[], None] = lambda: None,
     ):
         self._port, self._most, self._per_caller, self._patience = port, most, per_caller, patience
         raise_descriptor_limit()
@@ -75,6 +78,7 @@ class Doorkeeper:
         self._spare = [os.open(os.devnull, os.O_RDONLY) for _ in range(SPARE)]
         self._noted: dict[str, float] = {}
         self._reached = reached  # called with the name of a limit that was reached
+        self._left = left  # called for each connection that ended without a call
         self.ended = 0  # connections that were hung up on, so far
 
     def enter(self, peer: str, caller: str) -> bool:
@@ -151,6 +155,9 @@ class Doorkeeper:
             elif (address := self._caller_of(descriptor)) is not None:
                 found[inode] = Connection(descriptor, address, now)
         with self._lock:
+            for inode, each in self._open.items():
+                if inode not in found and each.address not in self._callers:
+                    self._left()
             self._open = found
             here = {connection.address for connection in found.values()}
             self._callers = {a: known for a, known in self._callers.items() if a in here or known[1] > now - 5.0}

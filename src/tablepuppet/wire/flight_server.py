@@ -210,7 +210,7 @@ class FlightServer(flight.FlightServerBase):  # type: ignore[misc]
         grow = held.enter_context(self._in_flight.request(caller))
         grow(header.size * AS_OBJECTS)
         incoming = decode_header(header)
-        read_version(incoming.message)
+        read_version(incoming.message, self.desk.party.name)
         if incoming.nbytes > most:
             raise PartyError(
                 f"the request has {incoming.nbytes:,} bytes, more than the {most:,} that party "
@@ -218,7 +218,7 @@ class FlightServer(flight.FlightServerBase):  # type: ignore[misc]
                 limit="message_bytes",
             )
         grow(incoming.nbytes)
-        return read_request(incoming.fill(frames))
+        return read_request(incoming.fill(frames), self.desk.party.name)
 
 
 def _why_not(host: str, port: int) -> str:

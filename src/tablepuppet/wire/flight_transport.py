@@ -26,7 +26,7 @@ from tablepuppet.privacy.signed_keys import Identity
 from tablepuppet.runs import interrupts
 from tablepuppet.wire.codec import CHUNK, Encoded, decode_header, encode
 from tablepuppet.wire.flight_server import PROOF, REQUEST, frames_of
-from tablepuppet.wire.hang_up import hangs_up
+from tablepuppet.wire.hang_up import hangs_up, shown_by
 from tablepuppet.wire.protocol import BusyError, LostError, UnfitError, read_reply, request_message
 from tablepuppet.wire.transport import Transport
 from tablepuppet.wire.waiting import Waiting, reason
@@ -47,13 +47,17 @@ class ClientTls:
     key: bytes
     authority: bytes
 
-    def proof(self, host: str) -> bytes:
-        """What shows a party at ``host`` that this certificate is the caller's own."""
-        return Identity(self.certificate, self.key, self.authority).proof(host)
+    def proof(self, party: str) -> bytes:
+        """What shows a party, by a name in its certificate, that this certificate is the caller's own."""
+        return Identity(self.certificate, self.key, self.authority).proof(party)
 
 
 class FlightTransport(Transport):
-    """The way to a service at a URL. With ``wait`` one that is silent is waited for, however long it takes."""
+    """The way to a service at a URL. With ``wait`` one that is silent is waited for, however long it takes.
+
+    ``identity`` is the name that its certificate must have, by default the party's: TLS compares it on every
+    connection, whatever the host of the URL is.
+    """
 
     def __init__(
         self,
@@ -62,9 +66,11 @@ class FlightTransport(Transport):
         tls: ClientTls | None,
         timeout: float,
         *,
+        identity: str = "",
         wait: bool = False,
         silent: Callable[[str], None] = lambda _: None,
     ):
+        self._identity = identity or name
         self.name, self.url, self.timeout, self.wait, self._silent = name, url, timeout, wait, silent
         parts = urlsplit(url)
         if parts.port is None or not parts.hostname:
@@ -75,7 +81,7 @@ class FlightTransport(Transport):
                 "'key': ..., 'ca': ...}, the files of the caller's certificate, its key and the parties' authority"
             )
         self._tls = tls if parts.scheme == "grpc+tls" else None
-        self._headers = [] if self._tls is None else [(PROOF.encode(), self._tls.proof(parts.hostname))]
+        self._headers = [] if self._tls is None else [(PROOF.encode(), self._tls.proof(self._identity))]
         self._connection: flight.FlightClient | None = None
         self._has_answered = False
         self._lock = threading.Lock()
@@ -92,6 +98,10 @@ class FlightTransport(Transport):
         waiting = Waiting(say, self.name, self.url, how_long)
         with waiting if not self._has_answered else nullcontext():
             found = self._repeated(request, waiting, timeout, once=once, closing=closing)
+        if request.verb == "describe" and self._tls is not None:
+            shown = found[0].get("identity")
+            if shown is not None and str(shown).lower() != self._identity.lower():
+                raise self._another(str(shown))
         self._has_answered = True
         return found
 
@@ -156,6 +166,7 @@ class FlightTransport(Transport):
                 options: dict[str, Any] = {"generic_options": [("grpc.max_receive_message_length", MOST_FRAME)]}
                 if self._tls is not None:
                     options |= {
+                        "override_hostname": self._identity,
                         "tls_root_certs": self._tls.authority,
                         "cert_chain": self._tls.certificate,
                         "private_key": self._tls.key,
@@ -173,6 +184,9 @@ class FlightTransport(Transport):
         if isinstance(error, BusyError):
             return error
         why = plain_text(reason(error), 200)
+        if "is not in peer certificate" in str(error) and self._tls is not None:
+            parts = urlsplit(self.url)
+            return self._another(shown_by(parts.hostname or "", parts.port or 0, self._tls.authority))
         if not _worth_repeating(error):
             return UnfitError(f"party {self.name!r} at {self.url} has no certificate that fits ({why})")
         if self._tls is None and "Socket closed" in str(error):
@@ -183,6 +197,15 @@ class FlightTransport(Transport):
                 "expired, or come from an authority that is not in the party's tls.ca; ask its operator"
             )
         return LostError(f"party {self.name!r} at {self.url} does not answer within {timeout:g} s ({why})")
+
+    def _another(self, shown: str | None) -> UnfitError:
+        """The error for a party whose certificate is that of another one."""
+        whose = "nobody whom it names first" if shown is None else repr(plain_text(shown, 100))
+        return UnfitError(
+            f"party {self.name!r} at {self.url} shows the certificate of {whose}, not of {self._identity!r}: its URL "
+            "leads to somebody else, or it has another name here than in its certificate; then set its identity in the "
+            "federation to that name, if you know that it is the party's"
+        )
 
     def _refuses_us(self, error: Exception) -> bool:
         """Whether the party is there, but closes connections while they begin."""

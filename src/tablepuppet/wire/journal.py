@@ -33,7 +33,7 @@ from tablepuppet.party.request import Request
 from tablepuppet.privacy.private_file import write_atomically
 from tablepuppet.wire.codec import Encoded, encode
 from tablepuppet.wire.message_file import pieces, read_message, size_of
-from tablepuppet.wire.protocol import read_request, request_message
+from tablepuppet.wire.protocol import VersionError, read_request, request_message
 from tablepuppet.wire.release_file import ReleaseFile
 
 Key = tuple[str, str]  # caller, session
@@ -161,7 +161,14 @@ class Journal:
     def read(self, key: Key) -> Iterator[Written]:
         """The requests of a session in their order; what a crash left half written is not one."""
         for _, (message, refusal) in self.messages(self._file(key)):
-            yield Written(read_request(message), refusal)
+            try:
+                request = read_request(message, self.party)
+            except VersionError:
+                raise PartyError(
+                    f"{self._whose} was upgraded since this session began, and does not read what it had written down; "
+                    "start the run again"
+                ) from None
+            yield Written(request, refusal)
 
     def messages(self, path: Path) -> Iterator[tuple[int, Any]]:
         """Where each message of a file begins, and the message; what is half written at the end is cut off."""

@@ -21,6 +21,7 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import choose_encoder
 
 from tablepuppet.errors import ConfigError
+from tablepuppet.versions import PROTOCOL, VERSION
 
 PATH, HEALTH = "/metrics", "/healthz"
 AT_ONCE = 4  # pages that are sent at the same time; others are hung up on
@@ -43,7 +44,7 @@ class _Handler(BaseHTTPRequestHandler):
         elif path == HEALTH:
             problem, kind = self.server.problem(), "text/plain; charset=utf-8"
             status = HTTPStatus.SERVICE_UNAVAILABLE if problem else HTTPStatus.OK
-            content = f"{problem or 'ok'}\n".encode()
+            content = f"{problem or f'ok: tablepuppet {VERSION}, version {PROTOCOL} of the protocol'}\n".encode()
         else:
             self.send_error(HTTPStatus.NOT_FOUND, explain=f"The only pages are {PATH} and {HEALTH}.")
             return

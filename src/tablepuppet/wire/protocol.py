@@ -1,4 +1,8 @@
-"""Requests and replies as messages that travel, in the words of one version of the protocol."""
+"""Requests and replies as messages that travel, in the words of one version of the protocol.
+
+A party and its caller must speak the same version. Whatever the version, a message is a list that begins with its
+number, and an error is [number, class, text]: so both ends can say which of them is older.
+"""
 
 from __future__ import annotations
 
@@ -12,8 +16,9 @@ from tablepuppet.errors import PartyError, PrivacyError, TablePuppetError, plain
 from tablepuppet.party.request import Reply, Request, Step, Verb
 from tablepuppet.sql.catalog import Shard
 from tablepuppet.sql.plan import Scan
+from tablepuppet.versions import PROTOCOL
 
-VERSION = 2
+VERSION = PROTOCOL
 MOST_NAME = 4096  # letters of a table's or column's name, or its type
 
 
@@ -23,15 +28,25 @@ def request_message(request: Request) -> Any:
     return [VERSION, request.verb, request.session, request.sequence, request.arguments, steps]
 
 
-def read_version(message: Any) -> None:
-    """PartyError unless the message is one of this version."""
-    found = message[0] if isinstance(message, list) and message else None
-    if found != VERSION:
-        spoken = f"version {found}" if isinstance(found, int) else "no version that can be read"
-        raise PartyError(
-            f"the request has {spoken} of the protocol, this party speaks version {VERSION}; "
-            "install the same version of tablepuppet on both sides"
+class VersionError(PartyError):
+    """Party and caller speak different versions of the protocol; ``callers`` is that of the caller."""
+
+    def __init__(self, party: str, partys: int, callers: int):
+        older, upgrades = ("party", "its operator") if partys < callers else ("caller", "the caller")
+        super().__init__(
+            f"party {party!r} speaks version {partys} of the protocol, its caller version {callers}: the {older} is "
+            f"too old, and {upgrades} must upgrade tablepuppet (tablepuppet --version prints both numbers)"
         )
+        self.callers = callers
+
+
+def read_version(message: Any, party: str) -> None:
+    """VersionError unless a request to the party is one of this version; PartyError if it has none."""
+    found = message[0] if isinstance(message, list) and message else None
+    if not isinstance(found, int) or isinstance(found, bool):
+        raise PartyError(f"party {party!r}: the request has no version of the protocol that can be read")
+    if found != VERSION:
+        raise VersionError(party, VERSION, found)
 
 
 SessionName = Annotated[str, Meta(pattern=r"\A[A-Za-z0-9_-]*\Z", max_length=64)]
@@ -59,9 +74,9 @@ for _type in (_Head, _Opening, list[Shard], Nonce | None):
     msgspec.msgpack.Decoder(_type)
 
 
-def read_request(message: Any) -> Request:
-    """The request in a message; PartyError if there is none."""
-    read_version(message)
+def read_request(message: Any, party: str) -> Request:
+    """The request to a party in a message; PartyError if there is none."""
+    read_version(message, party)
     try:
         head = msgspec.convert(message, _Head)
         arguments = head.arguments
@@ -84,6 +99,8 @@ def reply_message(reply: Reply) -> Any:
 
 def error_message(error: TablePuppetError) -> Any:
     """An error as plain values; its text holds no value of a row."""
+    if isinstance(error, VersionError):
+        return [error.callers, PartyError.__name__, str(error)]  # so that the caller can read it
     return [VERSION, type(error).__name__, str(error)]
 
 
@@ -129,8 +146,10 @@ def _published(described: dict[str, Any], party: str) -> list[Shard]:
 def read_reply(message: Any, request: Request, party: str) -> Reply:
     """The reply in a message; raises the error if it holds one."""
     strange = PartyError(f"party {party!r} answers in a way that cannot be understood; is it of the same version?")
-    if not isinstance(message, list) or len(message) != 3 or message[0] != VERSION:
+    if not isinstance(message, list) or len(message) != 3 or not isinstance(message[0], int):
         raise strange
+    if message[0] != VERSION:
+        raise VersionError(party, message[0], VERSION)
     _, outcome, content = message
     if outcome != "ok":
         words = plain_text(str(content)) if isinstance(content, str) else ""

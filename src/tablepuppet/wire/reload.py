@@ -35,7 +35,7 @@ def reload(
     settings = msgspec.structs.replace(before, **{name: getattr(file, name) for name in AT_ONCE})
     if (settings.tls is None) != (before.tls is None):
         raise ConfigError("tls: it is turned on or off by a restart only")
-    tls = None if settings.tls is None else ServerTls.of(read_tls_files(settings.tls))
+    tls = None if settings.tls is None else ServerTls.of(read_tls_files(settings.tls, "party"))
     database = open_published(settings)
     database.tables()  # a table or column that is not there is known now
     policy = settings.policy()

@@ -54,7 +54,7 @@ def start(settings: PartyFile, metrics: Metrics | None = None) -> FlightServer:
     ``metrics`` count what it does.
     """
     key = read_blinding_key(Path(settings.blinding_key))
-    tls = None if settings.tls is None else read_tls_files(settings.tls)
+    tls = None if settings.tls is None else read_tls_files(settings.tls, "party")
     check_log(Path(settings.audit_log))
     state = None if settings.state_dir is None else State(Path(settings.state_dir), settings.name)
     try:
@@ -72,6 +72,8 @@ def _served(
 ) -> FlightServer:
     folder = None if state is None else state.folder
     server_tls = None if tls is None else ServerTls.of(tls)
+    if tls is not None and tls.warning:
+        log.warning("%s", tls.warning)
     database = open_published(settings)
     database.tables()  # a database that cannot be read is known now
     party = Party(
@@ -162,8 +164,9 @@ def serve(settings: PartyFile, ready: Callable[[str], None], read_again: Callabl
     remove_spilled()
     server = start(settings, metrics)
     limits, party = settings.limits, server.desk.party
+    left = (lambda: None) if metrics is None else metrics.left
     door = Doorkeeper(
-        server.port, limits.connections, limits.connections_per_caller, limits.connect_seconds, party.reached
+        server.port, limits.connections, limits.connections_per_caller, limits.connect_seconds, party.reached, left
     )
     server.enter = door.enter
     service = Service(settings, server, door, metrics, read_again)

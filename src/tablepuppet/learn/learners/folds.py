@@ -232,6 +232,8 @@ class Folding:
             train = rest if is_rest else self._relation.parted(self.alias, others & kept)[1]
             if not len(train) or not len(test):
                 raise LearnError(f"fold {number} of {self._folds} has no joined rows; take fewer folds")
+            test.check_enough(f"fold {number} of {self._folds}", "fewer folds have more rows each")
+            train.check_enough(f"what fold {number} of {self._folds} learns from", "it needs a query with more rows")
             found.append((train.sharing_encoders(), test))
         return found
 

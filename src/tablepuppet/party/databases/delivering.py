@@ -18,13 +18,16 @@ import duckdb
 import pyarrow as pa
 
 from tablepuppet.errors import PartyError
+from tablepuppet.party.database import UnavailableError
 from tablepuppet.party.databases.mysql_url import connection_options
 from tablepuppet.party.databases.names import identifier, text_literal
 from tablepuppet.party.databases.paths import existing
+from tablepuppet.party.databases.urls import open_database
 from tablepuppet.sql.quiet_duckdb import connect
 
 MOST_NAME = 63  # bytes of a column's name that every database holds
 PATIENCE = 10.0  # seconds to wait for others who read or write a file
+_LOST = (1053, 1927, 2006, 2013)  # numbers of MySQL's errors
 _TYPES = {
     **dict.fromkeys(map(str, (pa.int8(), pa.int16(), pa.int32(), pa.uint8(), pa.uint16())), "INTEGER"),
     **dict.fromkeys(map(str, (pa.int64(), pa.uint32())), "BIGINT"),
@@ -55,10 +58,22 @@ def replace_rows(party: str, url: str, table: str, rows: pa.Table, run: str) -> 
     except PartyError:
         raise
     except Exception as error:  # of whatever class: it may quote a value
+        with open_database(party, url).reader():  # UnavailableError, if that is why
+            pass
+        if _is_lost(error):
+            raise UnavailableError(
+                f"Party {party!r}: {scheme}: the connection was lost while predictions were written"
+            ) from None
         raise PartyError(
             f"party {party!r} cannot write predictions into table {table!r} ({type(error).__name__}); its operator "
             "must let the user of its database URL write there"
         ) from None
+
+
+def _is_lost(error: Exception) -> bool:
+    """Whether a driver says that the connection broke, or that the server ended it."""
+    state, number = str(getattr(error, "sqlstate", None) or ""), error.args[0] if error.args else None
+    return state.startswith(("08", "57P")) or number in _LOST or "server closed the connection" in str(error)
 
 
 def check_database(party: str, url: str, table: str, *, published: bool) -> None:

@@ -20,7 +20,7 @@ from pymysql.converters import encoders
 from pymysql.cursors import SSCursor
 
 from tablepuppet.errors import PartyError
-from tablepuppet.party.database import SourceTable, UnavailableError
+from tablepuppet.party.database import SourceTable, UnavailableError, noticing_loss
 from tablepuppet.party.databases.foreign import SENT_POSITION, ForeignReader, ForeignTable, sent_name
 from tablepuppet.party.databases.mysql_types import MySQLType
 from tablepuppet.party.databases.mysql_url import connection_options
@@ -96,7 +96,13 @@ class MySQL:
                 catalog = _catalog(connection)
             except Exception as error:  # of whatever class: another kind of server may answer at that port
                 raise UnavailableError(f"Party {self.party!r}: MySQL: {self._reason(error)}") from None
+            stack.enter_context(noticing_loss(partial(self._lost, connection)))
             yield connection, catalog
+
+    def _lost(self, connection: Any) -> str:
+        """That the connection is lost; "" if it is not: the driver closes it then."""
+        where = f"{self._options.get('host', '')}:{self._options.get('port', '')}"
+        return "" if connection.open else f"Party {self.party!r}: MySQL: the connection to {where} was lost"
 
     @contextmanager
     def _read(

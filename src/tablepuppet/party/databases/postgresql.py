@@ -15,7 +15,7 @@ from adbc_driver_manager import Error as DriverError
 from adbc_driver_postgresql import dbapi
 
 from tablepuppet.errors import PartyError
-from tablepuppet.party.database import SourceTable, UnavailableError
+from tablepuppet.party.database import SourceTable, UnavailableError, noticing_loss
 from tablepuppet.party.databases.foreign import ForeignReader, ForeignTable
 from tablepuppet.party.databases.names import AskedColumn, identifier, numbered_by, text_literal
 from tablepuppet.party.databases.postgresql_types import PostgresType
@@ -89,7 +89,16 @@ class PostgreSQL:
                     _rows(connection, statement)
             except (DriverError, OSError) as error:
                 raise UnavailableError(f"Party {self.party!r}: PostgreSQL: {_reason(error, self._url)}") from None
+            stack.enter_context(noticing_loss(partial(self._lost, connection)))
             yield connection
+
+    def _lost(self, connection: Any) -> str:
+        """Why the connection is lost; "" if it is not: the server answers then, also after an error."""
+        try:
+            _rows(connection, "ROLLBACK")
+        except (DriverError, OSError) as error:
+            return f"Party {self.party!r}: PostgreSQL: {_reason(error, self._url)}"
+        return ""
 
     def _count(self, connection: Any, table: _Table) -> int:
         try:
