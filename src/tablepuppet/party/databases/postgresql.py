@@ -35,12 +35,13 @@ _BEGIN = (
     "BEGIN READ ONLY ISOLATION LEVEL REPEATABLE READ",
     "SET LOCAL standard_conforming_strings = on",
     # a party that was killed waits for nothing; servers before 14 do not know it
-    "SELECT set_config(name, '1000', true) FROM pg_settings WHERE name = 'client_connection_check_interval'",
+    "SELECT set_config(name, '1000', true) FROM (VALUES ('client_connection_check_interval')) AS known (name) "
+    "WHERE current_setting(name, true) IS NOT NULL",
 )
 # Whoever runs the server may have set less.
 _TIMEOUT = """
-    SELECT set_config(name, '{most}', true) FROM pg_settings
-    WHERE name = 'statement_timeout' AND NOT setting::int8 BETWEEN 1 AND {most}
+    SELECT set_config(name, '{most}', true) FROM (VALUES ('statement_timeout')) AS known (name)
+    WHERE current_setting(name) = '0' OR current_setting(name)::interval > '{most} ms'::interval
 """
 _READABLE = """
     c.relnamespace = current_schema()::regnamespace AND c.relkind IN ('r', 'p', 'v', 'm', 'f')
