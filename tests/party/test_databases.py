@@ -25,6 +25,7 @@ from adbc_driver_postgresql import dbapi
 
 from tablepuppet.errors import ConfigError, PartyError
 from tablepuppet.party.database import POSITION, Database, Source, SourceTable
+from tablepuppet.party.databases import duckdb_file
 from tablepuppet.party.databases.in_memory import InMemory
 from tablepuppet.party.databases.sandbox import remove_spilled, sandbox
 from tablepuppet.party.databases.urls import open_database
@@ -277,6 +278,9 @@ def test_several_comparisons(sample: Database) -> None:
 
 def test_unknown_names(sample: Database) -> None:
     """A table or column that is not there is an error that lists those that are."""
+    assert "has no table 'nope'; it has: A table" in failure(lambda: sample.tables(["nope"]))
+    assert [table.name for table in sample.tables([TABLE.upper()])] == [TABLE]
+    assert sample.tables([]) == []
     with sample.reader() as reader:
         assert "has no table 'nope'; it has: A table" in failure(lambda: reader.source("nope", {}))
         assert "has no column 'nope'; it has: id, Odd" in failure(lambda: reader.source(TABLE, {"nope": "BIGINT"}))
@@ -428,6 +432,35 @@ def test_duckdb_views_and_hidden_rowid(tmp_path: Path) -> None:
     assert {table.name: table.rows for table in database.tables()} == {"t": 3, "v": 3}
     assert read_table(database, "v", {"a": "BIGINT"}) == [(7, 0), (8, 1), (9, 2)]
     assert read_table(database, "t", {"a": "BIGINT"}) == [(7, 0), (8, 1), (9, 2)]
+
+
+def test_duckdb_slow_views_are_not_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A view that takes long has an estimate; what was found stays until the file changes."""
+    monkeypatch.setattr(duckdb_file, "PATIENCE", 0.3)
+    path = tmp_path / "x.duckdb"
+    database = in_duckdb(
+        path,
+        "CREATE TABLE t AS SELECT range AS a FROM range(7)",
+        "CREATE VIEW slow AS SELECT count(*) AS a FROM range(2000000) p, range(900000) q WHERE hash(p.range) < q.range",
+        "CREATE VIEW quick AS SELECT a FROM t WHERE a > 2",
+    )
+    assert [(t.name, t.estimated) for t in database.tables()] == [("quick", False), ("slow", True), ("t", False)]
+    assert [(t.name, t.rows) for t in database.tables(["T", "quick"])] == [("t", 7), ("quick", 4)]
+    monkeypatch.setattr(duckdb_file, "PATIENCE", -1.0)  # nothing could be counted now
+    assert [t.rows for t in database.tables(["quick"])] == [4]
+    in_duckdb(path, "INSERT INTO t VALUES (8), (9)")
+    monkeypatch.setattr(duckdb_file, "PATIENCE", 60.0)
+    assert [t.rows for t in database.tables(["quick"])] == [6]
+
+
+def test_sqlite_counts_are_kept(tmp_path: Path) -> None:
+    """Rows are counted again only if the file has changed."""
+    path = tmp_path / "x.db"
+    database = in_sqlite(path, "CREATE TABLE t (a INTEGER)", "INSERT INTO t VALUES (1)")
+    first, second = database.tables(), database.tables()
+    assert second[0].columns is first[0].columns
+    in_sqlite(path, "INSERT INTO t VALUES (2)")
+    assert [table.rows for table in database.tables()] == [2]
 
 
 def test_duckdb_view_of_a_file(tmp_path: Path) -> None:

@@ -244,7 +244,8 @@ def _show(report: PartyReport, screen: Console) -> None:
     for table in report.tables:
         print_text("")
         common = [name for name in table.columns[0].releases if all(name in each.releases for each in table.columns)]
-        title = f"{table.name}: {table.rows:,} rows, to {', '.join(table.callers) or 'nobody'}"
+        about = "about " if table.estimated else ""
+        title = f"{table.name}: {about}{table.rows:,} rows, to {', '.join(table.callers) or 'nobody'}"
         rows = [
             [
                 ", ".join(each.name for each in alike),

@@ -50,7 +50,7 @@ class Published:
         self._party, self._database = party, database
         self._tables = {table.name: table for table in tables}
         self._selects = {each.name: PublishedSelect.parsed(party, each.name, each.sql) for each in tables if each.sql}
-        self._known: Mapping[str, SourceTable] | None = None  # the database's own tables, as last seen
+        self._known: dict[str, SourceTable] = {}  # the database's own tables, as last seen
 
     def tables(self, names: Collection[str] | None = None) -> list[SourceTable]:
         """Published tables; PartyError if one of them, or a column, is not there.
@@ -60,16 +60,18 @@ class Published:
         wanted = self._tables if names is None else [find_table(self._party, self._tables, name) for name in names]
         tables = [self._tables[name] for name in wanted]
         stored = self._ask(tables)
-        self._known = {**(self._known or {}), **stored}
+        self._known |= stored
         return [self._select(table, stored) if table.sql else self._plain(table, stored) for table in tables]
 
     @contextmanager
     def reader(self) -> Iterator[Reader]:
         """Open the database for reading what is published of it."""
-        if self._known is None and self._selects:
-            self._known = self._ask([table for table in self._tables.values() if table.sql])
+        known = {name.lower() for name in self._known}
+        selects = [table for table in self._tables.values() if table.sql]
+        if any(name.lower() not in known for table in selects for name in self._reads(table)):
+            self._known |= self._ask(selects)
         with self._database.reader() as reader:
-            yield _Reader(self._party, reader, self._tables, self._selects, self._known or {})
+            yield _Reader(self._party, reader, self._tables, self._selects, self._known)
 
     def _ask(self, tables: Sequence[PublishedTable]) -> dict[str, SourceTable]:
         """The database's own tables that published ones read."""

@@ -10,27 +10,31 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from adbc_driver_postgresql import dbapi
 
 import tablepuppet as tp
-from tablepuppet.errors import PartyError
+from tablepuppet.errors import PartyError, PrivacyError
 from tablepuppet.party.allowance import Allowance, allowed
 from tablepuppet.party.config import Limits, PartyFile
 from tablepuppet.party.database import Database, UnavailableError
 from tablepuppet.party.databases import connections
 from tablepuppet.party.databases.urls import open_database
+from tablepuppet.party.local_table import LocalTable
 from tablepuppet.party.policy import Policy
 from tablepuppet.party.published import Published, PublishedTable, open_published
+from tablepuppet.party.request import Request
 from tablepuppet.party.service import HERE, Party
 from tablepuppet.sql.catalog import Catalog, Shard
 from tablepuppet.sql.parse import parse
 from tablepuppet.sql.plan import Scan, plan
 from tablepuppet.wire import desk as desk_module
+from tablepuppet.wire.desk import Desk
 from tests import mariadb_server
 from tests.wire.services import calling, served
 
-LARGE = 300_000  # rows of a table that is not counted
+LARGE = 200_000  # rows of a table that is not counted
 ASK = {
     "postgresql": "SELECT count(*) FROM pg_stat_activity WHERE application_name = 'tablepuppet/shop'",
     "mariadb": "SELECT count(*) FROM information_schema.processlist WHERE info LIKE '/* tablepuppet/shop */%'",
@@ -181,7 +185,78 @@ def test_filters_reach_the_index(postgres: str) -> None:
         few.rows()
 
 
-@pytest.mark.parametrize("key", ["id", "name", "id, name", None])
+def opened(postgres: str, *queries: str, **limits: int) -> tuple[Party, list[LocalTable]]:
+    """A party over the table of orders, and what it has read for some queries of a caller elsewhere."""
+    policy = Policy(limits=Limits(**limits))
+    party = Party("shop", open_database("shop", postgres), b"key", policy, b"secret of rows")
+    tables = []
+    for number, sql in enumerate(queries):
+        asked = scan_of("orders", sql, {"id": "INTEGER", "x": "INTEGER"})
+        party.open("analyst", f"s{number}", asked, again=True)
+        tables.append(party.table(f"s{number}", "orders", "analyst"))
+    return party, tables
+
+
+def small(postgres: str) -> None:
+    """A table of twenty orders."""
+    in_postgres(
+        postgres,
+        "CREATE TABLE orders (id int PRIMARY KEY, x int)",
+        "INSERT INTO orders SELECT i, i * i FROM generate_series(1, 20) i",
+    )
+
+
+def test_noise_of_a_label_knows_its_row(postgres: str) -> None:
+    """A row has one place in the state that noise is drawn from, whatever filter its database has used."""
+    small(postgres)
+    _, tables = opened(
+        postgres, "SELECT x FROM orders", "SELECT x FROM orders WHERE id > 10", "SELECT x FROM orders WHERE id >= 15"
+    )
+    assert [table.snapshot.is_located for table in tables] == [True, False, False]
+    states = [table.state_of("x") for table in tables]
+    assert len({state.fingerprint for state in states}) == 1
+    assert [state.positions.tolist() for state in states] == [
+        list(range(20)),
+        list(range(10, 20)),
+        list(range(14, 20)),
+    ]
+    in_postgres(postgres, "UPDATE orders SET x = 0 WHERE id = 20")
+    assert tables[1].state_of("x").fingerprint != tables[2].state_of("x").fingerprint != states[0].fingerprint
+
+
+def test_splits_of_different_rows_are_counted(postgres: str) -> None:
+    """Equal choices among the rows of two filters are two splits; the same one again is none."""
+    small(postgres)
+    party, tables = opened(
+        postgres, "SELECT x FROM orders WHERE id > 10", "SELECT x FROM orders WHERE id <= 10", max_splits=1
+    )
+    for number, _ in enumerate(tables):
+        rows = {"view": "v", "chosen": None, "counts": np.ones(10, np.int64)}
+        party.run("analyst", f"s{number}", "rows.use", "orders", rows)
+    ranks = {"view": "v", "ranks": np.arange(3)}
+    first = party.run("analyst", "s0", "rows.sample", "orders", ranks)
+    assert party.run("analyst", "s0", "rows.sample", "orders", ranks).keys() == first.keys()
+    with pytest.raises(PrivacyError, match="max_splits"):
+        party.run("analyst", "s1", "rows.sample", "orders", ranks)
+
+
+def test_a_select_over_a_large_table_is_not_evaluated(postgres: str) -> None:
+    """Its columns follow from types, and its rows are estimated by those of its largest table."""
+    large(postgres)
+    before = scans(postgres, "orders")
+    select = PublishedTable("sums", ("x", "ids"), "SELECT x, sum(id) AS ids FROM orders GROUP BY x")
+    database = Published("shop", open_database("shop", postgres), [select])
+    [found] = database.tables()
+    assert (found.name, dict(found.columns), found.aggregates) == ("sums", {"x": "INTEGER", "ids": "HUGEINT"}, True)
+    assert found.estimated
+    assert found.rows == pytest.approx(LARGE, rel=0.2)
+    assert scans(postgres, "orders") == before
+    with database.reader() as reader:
+        source = reader.source("sums", {"x": "INTEGER"})
+        assert source.connection.execute(f"SELECT count(*) FROM {source.sql}").fetchall() == [(7,)]
+
+
+@pytest.mark.parametrize("key", ["id", "name", None])
 def test_no_temporary_space(postgres: str, key: str | None) -> None:
     """All rows of a table come in the order of its key, of whatever type, and the server sorts nothing on its disk."""
     large(postgres)
@@ -258,6 +333,8 @@ def test_few_connections(postgres: str, monkeypatch: pytest.MonkeyPatch, tmp_pat
     monkeypatch.setattr(connections, "PATIENCE", 0.1)
     with one.reader(), pytest.raises(UnavailableError, match="database_connections"):
         two.tables()
+    with one.reader():
+        Party("shop", two, b"key").reach_database()  # a server that is busy is not down
     done = threading.Event()
     with ThreadPoolExecutor(1) as pool:
         with one.reader(), allowed(Allowance("shop")):
@@ -278,16 +355,28 @@ def test_what_nobody_waits_for_ends(server: Any, monkeypatch: pytest.MonkeyPatch
     kind, url, run = server
     run(SLOW[kind])
     monkeypatch.setattr(desk_module, "RETURN", 0.5)
-    with served({"shop": url}) as servers:
-        fed = calling(servers, timeout=3.0)
-        seen = threading.Event()
-        watch = threading.Thread(target=lambda: until(lambda: run(ASK[kind]) == [(1,)]) and seen.set())
-        watch.start()
-        with pytest.raises(PartyError, match="does not answer within 3 s"):
-            len(fed.sql("SELECT a FROM slow WHERE a < 50000.5"))
-        watch.join()
-        assert seen.is_set()
-        assert until(lambda: run(ASK[kind]) == [(0,)])
+    party, gone = Party("shop", open_database("shop", url), b"key", row_secret=b"rows"), threading.Event()
+    nonce = party.answer("analyst", Request("describe"))[0]["nonce"]
+    asked = scan_of("slow", "SELECT a FROM slow WHERE a < 50000.5", {"a": "BIGINT"})
+    request = Request("open", "s", {"scans": asked, "wire": "float64", "nonces": (nonce,)})
+    with ThreadPoolExecutor(1) as pool:
+        answer = pool.submit(Desk(party, Limits()).answer, "analyst", request, gone.is_set)
+        assert until(lambda: run(ASK[kind]) == [(1,)])
+        gone.set()
+        assert b"the caller went away" in answer.result(60).header
+    assert until(lambda: run(ASK[kind]) == [(0,)])
+
+
+def test_a_service_knows_that_its_caller_has_gone(postgres: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """When a call ends before its reply, what it asked for ends at the server of the database."""
+    in_postgres(postgres, SLOW["postgresql"])
+    monkeypatch.setattr(desk_module, "RETURN", 0.5)
+    with served({"shop": postgres}) as servers, ThreadPoolExecutor(1) as pool:
+        seen = pool.submit(until, lambda: in_postgres(postgres, ASK["postgresql"]) == [(1,)])
+        with pytest.raises(PartyError, match="does not answer within 10 s"):
+            len(calling(servers, timeout=10.0).sql("SELECT a FROM slow WHERE a < 50000.5"))
+        assert seen.result()
+        assert until(lambda: in_postgres(postgres, ASK["postgresql"]) == [(0,)])
 
 
 def test_a_caller_that_comes_back_finds_its_request() -> None:

@@ -15,8 +15,12 @@ from weakref import WeakValueDictionary
 from tablepuppet.party.allowance import WATCH, check_time, current
 from tablepuppet.party.database import UnavailableError
 
-PATIENCE = 10.0  # seconds to wait for a connection outside of a request
+PATIENCE = 5.0  # seconds to wait for a connection outside of a request
 GRACE = 1.0  # seconds after which the server ends by itself what a party should have ended
+
+
+class AllInUseError(UnavailableError):
+    """The server answers, but the party has as many connections to it as it may."""
 
 
 class Connections:
@@ -36,7 +40,7 @@ class Connections:
         while not self._free.acquire(timeout=WATCH):
             check_time()
             if time.monotonic() > until:
-                raise UnavailableError(
+                raise AllInUseError(
                     f"Party {party!r}: all of its {self.most} connections to the database are in use "
                     "(limits.database_connections); try again"
                 )

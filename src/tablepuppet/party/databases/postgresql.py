@@ -34,10 +34,9 @@ logger = logging.getLogger(__name__)
 _BEGIN = (
     "BEGIN READ ONLY ISOLATION LEVEL REPEATABLE READ",
     "SET LOCAL standard_conforming_strings = on",
-    # a party that was killed waits for nothing; servers before 14 do not know it
-    "SELECT set_config(name, '1000', true) FROM (VALUES ('client_connection_check_interval')) AS known (name) "
-    "WHERE current_setting(name, true) IS NOT NULL",
 )
+# A party that was killed waits for nothing; servers before 14, or on some systems, do not know it.
+_NOTICE = "SET LOCAL client_connection_check_interval = '1s'"
 # Whoever runs the server may have set less.
 _TIMEOUT = """
     SELECT set_config(name, '{most}', true) FROM (VALUES ('statement_timeout')) AS known (name)
@@ -123,6 +122,7 @@ class PostgreSQL:
                 connection = stack.enter_context(dbapi.connect(uri, autocommit=True))
                 for statement in _BEGIN:
                     _rows(connection, statement)
+                _attempt(connection, _NOTICE)
                 if (most := seconds_left()) is not None:
                     _rows(connection, _TIMEOUT.format(most=int(1000 * most)))
             except (DriverError, OSError) as error:
@@ -180,6 +180,15 @@ def _rows(connection: Any, sql: str, **options: str) -> list[dict[str, Any]]:
         cursor.execute(sql)
         rows: list[dict[str, Any]] = cursor.fetch_arrow_table().to_pylist() if cursor.description else []
         return rows
+
+
+def _attempt(connection: Any, sql: str) -> None:
+    """Run a statement that a server may refuse."""
+    _rows(connection, "SAVEPOINT attempt")
+    try:
+        _rows(connection, sql)
+    except DriverError:
+        _rows(connection, "ROLLBACK TO SAVEPOINT attempt")
 
 
 def _names(connection: Any) -> list[str]:
