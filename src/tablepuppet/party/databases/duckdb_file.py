@@ -123,9 +123,9 @@ def _expected(connection: duckdb.DuckDBPyConnection, name: str) -> int:
     """The rows that the planner expects; nothing is evaluated."""
     [(_, text)] = connection.execute(f"EXPLAIN (FORMAT json) SELECT * FROM {identifier(name)}").fetchall()
     [plan] = json.loads(text)
-    while "Estimated Cardinality" not in plan["extra_info"] and plan["children"]:
+    while "Estimated Cardinality" not in plan.get("extra_info", {}) and plan.get("children"):
         plan = plan["children"][0]
-    return int(plan["extra_info"].get("Estimated Cardinality", 0))
+    return int(plan.get("extra_info", {}).get("Estimated Cardinality", 0))
 
 
 def _catalog(connection: duckdb.DuckDBPyConnection) -> dict[str, str | None]:
