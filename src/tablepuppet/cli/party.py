@@ -33,7 +33,10 @@ FileArgument = Annotated[Path, typer.Argument(help="The party file (TOML): datab
 
 @party.command()
 def check(file: FileArgument, as_json: JsonOption = False) -> None:
-    """Check everything a party file needs, and print what the party would publish, to whom, with which releases."""
+    """Check everything a party file needs, and print what the party would publish, to whom, with which releases.
+
+    Key columns of published tables are read, to warn of keys with few values. No other table is touched.
+    """
     import msgspec
 
     from tablepuppet.party.report import inspect

@@ -60,7 +60,7 @@ class Published:
         wanted = self._tables if names is None else [find_table(self._party, self._tables, name) for name in names]
         tables = [self._tables[name] for name in wanted]
         stored = self._ask(tables)
-        self._known |= stored
+        self._known = self._known | stored  # readers keep the one they have
         return [self._select(table, stored) if table.sql else self._plain(table, stored) for table in tables]
 
     @contextmanager
@@ -69,7 +69,7 @@ class Published:
         known = {name.lower() for name in self._known}
         selects = [table for table in self._tables.values() if table.sql]
         if any(name.lower() not in known for table in selects for name in self._reads(table)):
-            self._known |= self._ask(selects)
+            self._known = self._known | self._ask(selects)
         with self._database.reader() as reader:
             yield _Reader(self._party, reader, self._tables, self._selects, self._known)
 
