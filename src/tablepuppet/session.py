@@ -95,12 +95,13 @@ class Session:
             raise PartyError(f"party {party!r} does not say how many rows it has read of each table")
         found = {}
         for alias, scan in scans.items():
-            known = next(s.rows for s in self.plan.tables[alias].shards if s.party == party)
-            most, rows = min(GROWTH * known + SLACK, MOST_ROWS), reply[alias]
+            shard = next(s for s in self.plan.tables[alias].shards if s.party == party)
+            most = MOST_ROWS if shard.estimated else min(GROWTH * shard.rows + SLACK, MOST_ROWS)
+            rows = reply[alias]
             if not isinstance(rows, int) or isinstance(rows, bool) or not 0 <= rows <= most:
                 shown = f"{rows:,}" if isinstance(rows, int) else "no number of"
                 raise PartyError(
-                    f"party {party!r}: it claims {shown} rows of table {scan.table!r}, which had {known:,} "
+                    f"party {party!r}: it claims {shown} rows of table {scan.table!r}, which had {shard.counted} "
                     "when the catalog was asked for; if the table has grown so much, run the query again"
                 )
             found[party, alias] = rows

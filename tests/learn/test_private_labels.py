@@ -15,8 +15,8 @@ import pytest
 import tablepuppet as tp
 from tablepuppet.baselines import Centralized
 from tablepuppet.jobs import Run
-from tablepuppet.party.column_fingerprint import column_fingerprint
 from tablepuppet.party.ledger import FILE, Ledger
+from tablepuppet.party.located import column_state
 from tablepuppet.privacy.label import keep_probability, number_variance
 from tablepuppet.wire.in_process import InProcessTransport
 from tests.party.policed import open_party, write_file
@@ -193,7 +193,7 @@ def test_a_ledger_lets_nobody_test_guesses_of_labels(tmp_path: Path) -> None:
     tp.LogisticRegression(rounds=1, privacy=PRIVATE).fit(relation)
     party = party_of(relation.client.engine, "bank")
     snapshot = party.table(relation.client.session, "c", "analyst").snapshot
-    state = column_fingerprint(snapshot, "grade", lambda scan: snapshot)
+    state = column_state(snapshot, "grade", lambda scan: snapshot).fingerprint
     assert state.encode() not in (tmp_path / "state" / FILE).read_bytes()
 
 

@@ -577,6 +577,7 @@ OTHERS = {
     "remove a model with tablepuppet.forget": "refused in tests/wire/test_limits.py, which does what it says",
     "its operator must make room, then save again": MACHINE,
     "CREATE TABLE charges": "SQL, not a refusal",
+    "EXPLAIN (FORMAT ": "SQL, not a refusal",
     "SELECT DISTINCT caller FROM releases": "SQL, not a refusal",
     "was written by another version of tablepuppet: use that one": MACHINE,
     "Restore an older copy of the file": MACHINE,

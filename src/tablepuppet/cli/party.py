@@ -33,7 +33,10 @@ FileArgument = Annotated[Path, typer.Argument(help="The party file (TOML): datab
 
 @party.command()
 def check(file: FileArgument, as_json: JsonOption = False) -> None:
-    """Check everything a party file needs, and print what the party would publish, to whom, with which releases."""
+    """Check everything a party file needs, and print what the party would publish, to whom, with which releases.
+
+    Key columns of published tables are read, to warn of keys with few values. No other table is touched.
+    """
     import msgspec
 
     from tablepuppet.party.report import inspect
@@ -244,7 +247,8 @@ def _show(report: PartyReport, screen: Console) -> None:
     for table in report.tables:
         print_text("")
         common = [name for name in table.columns[0].releases if all(name in each.releases for each in table.columns)]
-        title = f"{table.name}: {table.rows:,} rows, to {', '.join(table.callers) or 'nobody'}"
+        about = "about " if table.estimated else ""
+        title = f"{table.name}: {about}{table.rows:,} rows, to {', '.join(table.callers) or 'nobody'}"
         rows = [
             [
                 ", ".join(each.name for each in alike),

@@ -1,17 +1,18 @@
 """What one request may use of a party's machine: seconds, memory, bytes of its reply.
 
 The service sets what a request is allowed. Code that takes long calls `check_time` between its steps; code that creates
-something large calls `check_memory` or `check_reply` before; `count_release` counts releases with noise; and a DuckDB
-that evaluates for a caller is interrupted when the time is over. Errors name the limit, never the amount that was
-needed: that may depend on rows. Outside of a request, and in the analyst's own process, there are no limits.
+something large calls `check_memory` or `check_reply` before; `count_release` counts releases with noise; and a database
+that works for a caller is interrupted when the time is over, or nobody waits for the reply any more. Errors name the
+limit, never the amount that was needed: that may depend on rows. Outside of a request, and in the analyst's own
+process, there are no limits.
 """
 
 from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 
@@ -20,6 +21,12 @@ import duckdb
 from tablepuppet.errors import PartyError
 from tablepuppet.party.bounded import MemoryAccount
 from tablepuppet.party.limits import UNLIMITED, CallerLimits
+
+WATCH = 0.5  # seconds after which it is looked again whether somebody waits for the reply
+
+
+class AbandonedError(PartyError):
+    """Nobody waits for the reply any more."""
 
 
 class TooMuchError(PartyError):
@@ -33,6 +40,7 @@ class Allowance:
     party: str
     limits: CallerLimits = UNLIMITED
     account: MemoryAccount = field(default_factory=MemoryAccount)  # what the caller holds in memory
+    is_abandoned: Callable[[], bool] | None = None  # whether nobody waits for the reply; None: somebody does
     releases: int = field(default=0, init=False)  # with noise, so far
     began: float = field(default_factory=time.monotonic)
 
@@ -41,6 +49,13 @@ class Allowance:
         """Seconds that are left."""
         most = self.limits.request_seconds
         return None if most is None else self.began + most - time.monotonic()
+
+    def check(self) -> None:
+        """PartyError if the time is up, or nobody waits for the reply."""
+        if self.left is not None and self.left < 0:
+            raise self.too_long()
+        if self.is_abandoned is not None and self.is_abandoned():
+            raise AbandonedError(f"party {self.party!r}: the caller went away before the request was answered")
 
     def too_long(self) -> PartyError:
         """The error for a request that took too long."""
@@ -79,10 +94,10 @@ def current() -> Allowance | None:
 
 
 def check_time() -> None:
-    """PartyError if the time of the request is up."""
+    """PartyError if the time of the request is up, or nobody waits for its reply."""
     allowance = _CURRENT.get()
-    if allowance is not None and allowance.left is not None and allowance.left < 0:
-        raise allowance.too_long()
+    if allowance is not None:
+        allowance.check()
 
 
 def check_memory(size: int) -> None:
@@ -120,15 +135,18 @@ def count_release() -> None:
 
 
 @contextmanager
-def interrupted_in_time(connection: duckdb.DuckDBPyConnection) -> Iterator[None]:
-    """Let a database work for as long as the request may take; whatever it raises after that is a PartyError."""
+def interrupted_in_time(interrupt: Callable[[], object]) -> Iterator[None]:
+    """Let a database work for as long as the request may take; whatever it raises after that is a PartyError.
+
+    ``interrupt``, called in another thread, ends what the database does at that moment.
+    """
     allowance = _CURRENT.get()
     if allowance is None:
         yield
         return
     check_time()
-    done, left = threading.Event(), threading.TIMEOUT_MAX if allowance.left is None else allowance.left
-    watch = threading.Thread(target=_interrupt, args=(connection, left, done), daemon=True)
+    done = threading.Event()
+    watch = threading.Thread(target=_watch, args=(interrupt, allowance, done), daemon=True)
     watch.start()
     try:
         yield
@@ -149,9 +167,15 @@ def ran_out(error: BaseException | None) -> bool:
     return error is not None
 
 
-def _interrupt(connection: duckdb.DuckDBPyConnection, seconds: float, done: threading.Event) -> None:
-    """Once time is up, end one statement after the other."""
-    pause = seconds
-    while not done.wait(max(pause, 0.0)):
-        connection.interrupt()
-        pause = 0.2
+def _watch(interrupt: Callable[[], object], allowance: Allowance, done: threading.Event) -> None:
+    """Once time is up, or nobody waits for the reply, end one statement after the other."""
+    pause = threading.TIMEOUT_MAX if allowance.is_abandoned is None else WATCH
+    while not done.wait(pause if allowance.left is None else min(max(allowance.left, 0.0), pause)):
+        try:
+            allowance.check()
+        except PartyError:
+            break
+    while not done.is_set():
+        with suppress(Exception):  # of whatever class: a connection that is lost does nothing any more
+            interrupt()
+        done.wait(WATCH)

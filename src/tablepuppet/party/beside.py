@@ -41,7 +41,7 @@ def columns_beside(snapshot: Snapshot, columns: Sequence[str], database: Databas
 
 def _wider(scan: Scan, wanted: dict[str, str], database: Database) -> Scan:
     """The scan with more outputs, each a column in the type that the database gives it."""
-    stored = {table.name: table for table in database.tables()}
+    stored = {table.name: table for table in database.tables([scan.table])}
     table = stored[find_table(scan.party, stored, scan.table)]
     spelled = find_names(scan.party, table.name, table.columns, wanted.values())
     known = {name.lower(): name for name in scan.columns}

@@ -50,6 +50,9 @@ class Limits(CallerLimits, forbid_unknown_fields=True, frozen=True, kw_only=True
         Positive, Meta(description="connections open at once; the oldest that never called are ended")
     ] = 512
     connections_per_caller: Annotated[Positive, Meta(description="connections that one caller has open at once")] = 32
+    database_connections: Annotated[
+        Positive, Meta(description="connections to a database server open at once; a request waits for a free one")
+    ] = 4
     connect_seconds: Annotated[
         Seconds, Meta(description="seconds after which a connection that did not call is ended")
     ] = 20.0

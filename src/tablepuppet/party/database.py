@@ -6,7 +6,7 @@ party. Rows leave this package only through such a connection, and no error cont
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from typing import Protocol
@@ -17,7 +17,7 @@ from tablepuppet.errors import PartyError
 from tablepuppet.sql.query import Comparison
 
 POSITION = "__position"
-"""The column every `Source` adds: a row's place (BIGINT, from 0) among all rows of its table."""
+"""The column every `Source` adds: a row's place (BIGINT, from 0) in the stable order of its table."""
 
 
 class UnavailableError(PartyError):
@@ -52,6 +52,7 @@ class SourceTable:
     columns: Mapping[str, str]  # name -> DuckDB type, in the table's order
     rows: int
     aggregates: bool = False  # a view that makes one row of several
+    estimated: bool = False  # ``rows`` is what the database expects; they were not counted
 
 
 @dataclass(frozen=True)
@@ -59,12 +60,14 @@ class Source:
     """A table ready to be read by DuckDB, for as long as its reader is open.
 
     ``sql`` is written after FROM. It yields the asked columns, named and typed as asked, and `POSITION`. If it is
-    ``in_order`` it yields every row, in the order of positions: an unfiltered scan need not read them.
+    ``in_order`` it yields every row, in the order of positions: an unfiltered scan need not read them. If it is not
+    ``of_all``, rows were left out before they were numbered: positions are places among those that are left.
     """
 
     connection: duckdb.DuckDBPyConnection
     sql: str
     in_order: bool = False
+    of_all: bool = True
 
 
 class Reader(Protocol):
@@ -73,7 +76,7 @@ class Reader(Protocol):
     def source(self, table: str, columns: Mapping[str, str], where: Sequence[Comparison] = ()) -> Source:
         """The ``columns`` (name -> DuckDB type) of a table, ready to be read.
 
-        Rows that fail a comparison in ``where`` may be left out, or not: the caller filters again. Positions do not
+        Rows that fail a comparison in ``where`` may be left out, or not: the caller filters again. Their order does not
         depend on it. Raises `PartyError` when the table, a column or a value is not as declared.
         """
         ...
@@ -82,8 +85,12 @@ class Reader(Protocol):
 class Database(Protocol):
     """A party's database. Nothing is open outside of ``tables`` and ``reader``."""
 
-    def tables(self) -> list[SourceTable]:
-        """Every table and view, with columns and exact row counts."""
+    def tables(self, names: Collection[str] | None = None) -> list[SourceTable]:
+        """The tables and views of these names, or all of them; one that cannot be read is logged and left out.
+
+        Nothing else is touched. Rows are counted where that costs little; else their number is estimated, or that of
+        the last count. Raises `UnknownNameError` for a name that is not there.
+        """
         ...
 
     def reader(self) -> AbstractContextManager[Reader]:

@@ -55,7 +55,7 @@ def _of_table(name: str, rules: TableRule) -> Iterator[str]:
 def _few_values(database: Database, table: SourceTable, rules: TableRule) -> Iterator[str]:
     """Keys that can be guessed from how often each value occurs."""
     keys = [name for name in table.columns if (rule := rules.column(name)) is not None and Use.KEY in rule.uses]
-    for name in keys if table.rows > FEW else ():
+    for name in keys if table.estimated or table.rows > FEW else ():
         try:
             with database.reader() as reader:
                 source = reader.source(table.name, {name: table.columns[name]})

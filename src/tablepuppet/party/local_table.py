@@ -20,10 +20,10 @@ from tablepuppet.errors import PartyError, PrivacyError
 from tablepuppet.party.allowance import check_memory, check_reply, check_time, count_release
 from tablepuppet.party.blind import derive_key
 from tablepuppet.party.bounded import Bounded, Owned
-from tablepuppet.party.column_fingerprint import column_fingerprint
 from tablepuppet.party.delivery import Deliveries
 from tablepuppet.party.grant import Grant
 from tablepuppet.party.kept import Shelf
+from tablepuppet.party.located import ColumnState, column_state, positions_now
 from tablepuppet.party.origins import Allow, Kept, Reached, are_noisy
 from tablepuppet.party.policy import Level
 from tablepuppet.party.release_log import ReleaseLog
@@ -177,10 +177,14 @@ class LocalTable:
         self._look()
         return self._read_beside(columns)
 
-    def state_of(self, output: str) -> str:
-        """A fingerprint of an output over the whole table, from which noise is drawn: the caller never sees it."""
+    def state_of(self, output: str) -> ColumnState:
+        """The state of an output over the whole table, from which noise is drawn: the caller never sees it."""
         with self.mechanism():
-            return column_fingerprint(self.snapshot, output, self._read_now)
+            return column_state(self.snapshot, output, self._read_now)
+
+    def positions(self, row_ids: NDArray[np.integer]) -> NDArray[np.int64]:
+        """The positions of rows in the source, for code in the party's own process."""
+        return np.take(positions_now(self.snapshot, self._read_now), self.snapshot.place(row_ids))
 
     def view(self, name: str) -> RelationRows:
         """The rows of a relation that was announced with the op ``rows.use``."""
@@ -293,7 +297,8 @@ class LocalTable:
             return
         found = self.view(view)
         order = np.argsort(self.snapshot.place(found.row_ids), kind="stable")
-        what = hashlib.sha256(np.sort(self.snapshot.position(found.row_ids)).tobytes())
+        among = self.snapshot.about_positions.encode()
+        what = hashlib.sha256(among + np.sort(self.snapshot.position(found.row_ids)).tobytes())
         what.update(np.packbits(chosen[order]).tobytes())
         if classes is not None:
             what.update(_numbered(classes[order]).tobytes())

@@ -6,9 +6,9 @@ the party like everything else. It is a `Database` around a `Database`: its read
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import duckdb
@@ -25,7 +25,7 @@ from tablepuppet.party.databases.names import (
     numbered_by,
     select,
 )
-from tablepuppet.party.databases.sandbox import count, describe
+from tablepuppet.party.databases.sandbox import count, describe, sandbox
 from tablepuppet.party.databases.urls import open_database
 from tablepuppet.party.delivery import Deliveries
 from tablepuppet.party.published_select import PublishedSelect, read_by
@@ -50,34 +50,71 @@ class Published:
         self._party, self._database = party, database
         self._tables = {table.name: table for table in tables}
         self._selects = {each.name: PublishedSelect.parsed(party, each.name, each.sql) for each in tables if each.sql}
-        self._known: Mapping[str, SourceTable] | None = None  # the database's own tables, as last seen
+        self._known: dict[str, SourceTable] = {}  # the database's own tables, as last seen
 
-    def tables(self) -> list[SourceTable]:
-        """Every published table; PartyError if one of them, or a column, is not there."""
-        stored = self._stored(anew=True)
-        if not any(table.sql for table in self._tables.values()):
-            return [self._plain(table, stored) for table in self._tables.values()]
-        with self._database.reader() as reader:
-            inner = _Reader(self._party, reader, self._tables, self._selects, stored)
-            return [inner.described(t) if t.sql else self._plain(t, stored) for t in self._tables.values()]
+    def tables(self, names: Collection[str] | None = None) -> list[SourceTable]:
+        """Published tables; PartyError if one of them, or a column, is not there.
+
+        The database is asked for the tables that these read, and for no others.
+        """
+        wanted = self._tables if names is None else [find_table(self._party, self._tables, name) for name in names]
+        tables = [self._tables[name] for name in wanted]
+        stored = self._ask(tables)
+        self._known = self._known | stored  # readers keep the one they have
+        return [self._select(table, stored) if table.sql else self._plain(table, stored) for table in tables]
 
     @contextmanager
     def reader(self) -> Iterator[Reader]:
         """Open the database for reading what is published of it."""
-        stored = self._stored(anew=False)
+        known = {name.lower() for name in self._known}
+        selects = [table for table in self._tables.values() if table.sql]
+        if any(name.lower() not in known for table in selects for name in self._reads(table)):
+            self._known = self._known | self._ask(selects)
         with self._database.reader() as reader:
-            yield _Reader(self._party, reader, self._tables, self._selects, stored)
+            yield _Reader(self._party, reader, self._tables, self._selects, self._known)
 
-    def _stored(self, *, anew: bool) -> Mapping[str, SourceTable]:
-        known = self._known
-        if known is None or anew:
-            known = self._known = {table.name: table for table in self._database.tables()}
-        return known
+    def _ask(self, tables: Sequence[PublishedTable]) -> dict[str, SourceTable]:
+        """The database's own tables that published ones read."""
+        reads = {table.name: self._reads(table) for table in tables}
+        try:
+            wanted = dict.fromkeys(name for names in reads.values() for name in names)
+            return {table.name: table for table in self._database.tables(wanted)}
+        except UnknownNameError as error:
+            with _silent(self._party, next(table for table, names in reads.items() if error.name in names)):
+                raise
+
+    def _reads(self, table: PublishedTable) -> Collection[str]:
+        return self._selects[table.name].tables.values() if table.sql else (table.name,)
+
+    def _select(self, table: PublishedTable, stored: Mapping[str, SourceTable]) -> SourceTable:
+        """A published SELECT. Its columns follow from types; its rows are counted if those it reads were.
+
+        Else it has, by estimate, the rows of the largest table that it reads.
+        """
+        view = self._selects[table.name]
+        with _silent(self._party, table.name):
+            reads = [stored[find_table(self._party, stored, name)] for name in view.tables.values()]
+            aggregates = view.aggregates or any(each.aggregates for each in reads)
+            if not any(each.estimated for each in reads):
+                with self._database.reader() as reader:
+                    inner = _Reader(self._party, reader, self._tables, self._selects, stored)
+                    return inner.described(table, aggregates)
+            parts = [
+                f"{identifier(alias)} AS {_empty(read_by(view, each))}"
+                for alias, each in zip(view.tables, reads, strict=True)
+            ]
+            with sandbox() as connection:
+                try:
+                    columns = describe(connection, f"(WITH {', '.join(parts)} SELECT * FROM ({view.sql}))")
+                except duckdb.Error as error:
+                    raise _broken(self._party, table, error) from error
+            rows = max(each.rows for each in reads)
+            return SourceTable(table.name, _narrowed(self._party, table, columns), rows, aggregates, estimated=True)
 
     def _plain(self, table: PublishedTable, stored: Mapping[str, SourceTable]) -> SourceTable:
         with _silent(self._party, table.name):
             found = stored[find_table(self._party, stored, table.name)]
-            return SourceTable(table.name, _narrowed(self._party, table, found.columns), found.rows, found.aggregates)
+            return replace(found, name=table.name, columns=_narrowed(self._party, table, found.columns))
 
 
 @contextmanager
@@ -117,30 +154,23 @@ class _Reader:
         try:
             asked = find_columns(self.party, found.name, describe(view.connection, view.sql), columns)
         except duckdb.Error as error:
-            raise self._broken(found, error) from error
+            raise _broken(self.party, found, error) from error
         order = sorted(identifier(column.stored) for column in asked)
         return Source(view.connection, select(asked, numbered_by(order), view.sql))
 
-    def described(self, table: PublishedTable) -> SourceTable:
+    def described(self, table: PublishedTable, aggregates: bool) -> SourceTable:
         """A published SELECT, with its columns and number of rows."""
         with _silent(self.party, table.name):
             view = self._view(table)
             try:
                 columns = describe(view.connection, view.sql)
             except duckdb.Error as error:
-                raise self._broken(table, error) from error
+                raise _broken(self.party, table, error) from error
             published = _narrowed(self.party, table, columns)
         try:
-            return SourceTable(table.name, published, count(view.connection, view.sql), self._aggregates(table))
+            return SourceTable(table.name, published, count(view.connection, view.sql), aggregates)
         except duckdb.Error as error:  # DuckDB's message may quote a value of a row
-            raise self._broken(table, error) from None
-
-    def _aggregates(self, table: PublishedTable) -> bool:
-        """Whether a SELECT makes one row of several, or reads a view that does."""
-        view = self.views[table.name]
-        return view.aggregates or any(
-            stored.aggregates for name, stored in self.stored.items() if name in view.tables.values()
-        )
+            raise _broken(self.party, table, error) from None
 
     def _view(self, table: PublishedTable) -> Source:
         """The SELECT as a subquery over the tables it reads, each a subquery of its own name."""
@@ -155,11 +185,18 @@ class _Reader:
         assert connection is not None, "a view reads at least one table"
         return Source(connection, f"(WITH {', '.join(parts)} SELECT * FROM ({view.sql}))")
 
-    def _broken(self, table: PublishedTable, error: duckdb.Error) -> PartyError:
-        return PartyError(
-            f"Party {self.party!r}: the SELECT of published table {table.name!r} cannot be evaluated "
-            f"({type(error).__name__}){SEE_MORE}"
-        )
+
+def _broken(party: str, table: PublishedTable, error: duckdb.Error) -> PartyError:
+    return PartyError(
+        f"Party {party!r}: the SELECT of published table {table.name!r} cannot be evaluated "
+        f"({type(error).__name__}){SEE_MORE}"
+    )
+
+
+def _empty(columns: Mapping[str, str]) -> str:
+    """A subquery with these columns and no row."""
+    nulls = [f"CAST(NULL AS {type_name}) AS {identifier(name)}" for name, type_name in columns.items()]
+    return f"(SELECT {', '.join(nulls)} WHERE false)"
 
 
 def open_deliveries(settings: PartyFile) -> Deliveries:
@@ -180,4 +217,5 @@ def open_published(settings: PartyFile, *, with_keys: bool = False) -> Published
         keys = table.predictions.keys if with_keys and table.predictions else []
         more = [key for key in keys if key.lower() not in known]
         tables.append(PublishedTable(name, (*table.columns, *more), table.sql))
-    return Published(settings.name, open_database(settings.name, settings.database), tables)
+    most = settings.limits.database_connections
+    return Published(settings.name, open_database(settings.name, settings.database, most_connections=most), tables)

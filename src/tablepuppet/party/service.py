@@ -13,6 +13,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -27,6 +28,7 @@ from tablepuppet.party.beside import columns_beside
 from tablepuppet.party.blind import derive_key
 from tablepuppet.party.bounded import Bounded, MemoryAccount, Owned, size_of
 from tablepuppet.party.database import Database, Reader, SourceTable
+from tablepuppet.party.databases.connections import AllInUseError
 from tablepuppet.party.delivery import Deliveries
 from tablepuppet.party.grant import Grant
 from tablepuppet.party.guard import Guard
@@ -95,7 +97,8 @@ class Party:
         self._shelves = Shelves(name, state_dir, limits.max_models, limits.kept_bytes)
         self._category_secrets: dict[str, bytes] = {}
         self._openings = Openings(name)
-        self._row_counts: dict[str, int] = {}  # of tables, as last described
+        self._row_counts: dict[str, int] = {}  # of tables, as the database last said
+        self._rows_read: dict[str, int] = {}  # of tables, when all of them was last read
         self._snapshot_ttl = snapshot_ttl
         self._read: dict[tuple[str, str], tuple[float, list[Snapshot]]] = {}
         self._lock = threading.Lock()
@@ -109,16 +112,20 @@ class Party:
         *,
         again: bool = False,
         made: ReleaseLog | None = None,
+        is_abandoned: Callable[[], bool] | None = None,
     ) -> Reply:
         """The reply to one request: an answer of the verb unless that is `run`, then one of each step.
 
         ``outcome`` is what the audit log says of it; ``restored`` if the reply goes nowhere. ``replies`` is filled one
         by one: whoever gives a list knows how far the request has come if it fails. ``again``: the party has accepted
         the request before it was restarted. ``made`` keeps what a session that is opened releases with noise.
+        Once it ``is_abandoned``, what only reads is ended: nobody waits for the reply.
         """
+        reads = request.verb in ("describe", "open")
+        allowance = self._allowance(caller, outcome, is_abandoned if reads else None)
         replies = [] if replies is None else replies
         refusing = self._audit.refusing(caller, request.session, request.verb)
-        with allowed(self._allowance(caller, outcome)), ExitStack() as held:
+        with allowed(allowance), ExitStack() as held:
             with refusing:
                 held.enter_context(self._at_work(caller))
             match request.verb:
@@ -146,12 +153,12 @@ class Party:
                 replies.append(found)
         return replies
 
-    def _allowance(self, caller: str, outcome: Outcome) -> Allowance:
+    def _allowance(self, caller: str, outcome: Outcome, is_abandoned: Callable[[], bool] | None) -> Allowance:
         """What one request may take; what was computed in time before may take longer now."""
         limits = self._guard.policy.limits
         if outcome == "restored":
             limits = msgspec.structs.replace(limits, request_seconds=None, releases_per_request=None)
-        return Allowance(self.name, limits, self._account(caller))
+        return Allowance(self.name, limits, self._account(caller), is_abandoned)
 
     def _account(self, caller: str) -> MemoryAccount:
         with self._lock:
@@ -220,7 +227,7 @@ class Party:
         with self._lock:
             self._guard.policy, self._database, self._deliveries = policy, database, deliveries
             self._identity = None if identity is None else lambda: identity
-            read, self._read, self._row_counts = list(self._read), {}, {}
+            read, self._read, self._row_counts, self._rows_read = list(self._read), {}, {}, {}
         for caller, text in read:
             self._account(caller).drop(("read", text))
 
@@ -230,8 +237,8 @@ class Party:
         return sorted({table.grant.table for table in opened.values()})
 
     def reach_database(self) -> None:
-        """PartyError unless the database can be opened now."""
-        with self._database.reader():
+        """PartyError unless the database can be opened now, or is open as often as it may be."""
+        with suppress(AllInUseError), self._database.reader():
             pass
 
     def measure(self, metrics: Metrics) -> None:
@@ -254,7 +261,12 @@ class Party:
             self._guard.admit(caller)  # before the database is asked
             tables = self._guard.published(caller, self._database.tables())
             self._row_counts |= {table.name.lower(): table.rows for table in tables}
-            return entry.reply([self._shard(caller, table) for table in tables])
+            return entry.reply([self._shard(caller, self._as_read(table)) for table in tables])
+
+    def _as_read(self, table: SourceTable) -> SourceTable:
+        """A table whose rows are not counted, with as many as it had when all of it was last read."""
+        read = self._rows_read.get(table.name.lower()) if table.estimated else None
+        return table if read is None else replace(table, rows=read)
 
     def _shard(self, caller: str, table: SourceTable) -> Shard:
         policy = self._guard.policy
@@ -289,6 +301,7 @@ class Party:
             min_group=rules.min_group,
             min_rows=rules.min_rows,
             aggregates=table.aggregates,
+            estimated=table.estimated,
         )
 
     def open(
@@ -373,9 +386,9 @@ class Party:
         return rules is not None and bool(rules.budget.require_dp)
 
     def _whole(self, scan: Scan) -> Snapshot:
-        """What a scan reads now; it stays at the party."""
+        """What a scan reads now, with NULL where an expression fails; it stays at the party."""
         with self._database.reader() as reader:
-            return take_snapshot(scan, reader, None, self._is_total(scan), self._demands_noise(scan))
+            return take_snapshot(scan, reader, None, True, self._demands_noise(scan))
 
     def _is_total(self, scan: Scan) -> bool:
         """Whether no expression may fail: to another caller, or where noise is demanded, that would reveal a row."""
@@ -385,7 +398,7 @@ class Party:
         """Count a split; if the rows of a table have changed, counting starts again, since their order is new."""
         name = grant.table.lower()
         if name not in self._row_counts and self._guard.policy.limits.max_splits is not None:
-            self._row_counts |= {table.name.lower(): table.rows for table in self._database.tables()}
+            self._row_counts[name] = sum(table.rows for table in self._database.tables([grant.table]))
         self._guard.split(caller, grant, chosen, self._row_counts.get(name, 0))
 
     def _charge(self, caller: str, grant: Grant, cost: Spending, purpose: str, release: str | None, line: str) -> None:
@@ -413,6 +426,7 @@ class Party:
         secret = None if self._row_secret is None else derive_key(self._row_secret, "row ids", caller)
         with self._database.reader() as reader:
             found = [self._taken(caller, scan, reader, secret) for scan in scans]
+        self._rows_read |= {each.scan.table.lower(): each.rows for each in found if "" in each.scan.filters}
         if self._snapshot_ttl > 0:
             with suppress(PartyError):  # without room it is read again
                 self._account(caller).put(("read", repr(scans)), sum(map(self._size, found)))

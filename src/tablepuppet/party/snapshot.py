@@ -61,7 +61,8 @@ class Snapshot:
     rows: int
     _cells: pa.Table  # one column per output name, in source order
     passes: tuple[NDArray[np.bool_] | None, ...]  # per filter of the scan; None: every row of the snapshot
-    positions: NDArray[np.int64] | None  # in the source; None: 0, 1, 2, ...
+    positions: NDArray[np.int64] | None  # in the source; None: 0, 1, 2, ..., or not known
+    is_located: bool  # whether positions are known; else the source itself has left out rows
     ordered: Future[Order] | None  # None: row ids are places in source order
     keys: pa.Table  # raw join keys
     _nulls: pa.Table  # per column that a computed output reads: whether its cell is NULL
@@ -117,9 +118,14 @@ class Snapshot:
         return values if self.ordered is None else take(values, self.ordered.result().places)
 
     def position(self, row_ids: NDArray[np.integer]) -> NDArray[np.int64]:
-        """The positions of rows in the source; they stay at the party."""
+        """The positions of rows in the source; they stay at the party. Of one that is not located, in the snapshot."""
         places: NDArray[np.int64] = self.place(row_ids).astype(np.int64)
         return places if self.positions is None else np.take(self.positions, places)
+
+    @property
+    def about_positions(self) -> str:
+        """What `position` is a position among: two rows are the same if both are. Empty: all rows of the table."""
+        return "" if self.is_located else repr(self.scan.filters)
 
     def is_null(self, outputs: Iterable[str]) -> NDArray[np.bool_]:
         """Whether every cell that these outputs are computed from is NULL, in source order."""
@@ -203,6 +209,7 @@ def take_snapshot(
     """
     source = reader.source(scan.table, scan.columns, scan.pushed)
     table, positions = _in_source_order(_read(source, scan, total, hides))
+    positions = positions if source.of_all else None
     if len(table) > MOST_ROWS:
         raise PartyError(f"party {scan.party!r}: table {scan.table!r} has {len(table):,} rows, more than 2^31 - 1")
     passes = tuple(
@@ -213,7 +220,7 @@ def take_snapshot(
     cells = _cells(scan)
     nulls = table.select([f"n{i}" for i in range(len(cells))]).rename_columns(cells)
     ordered = None if secret is None else _BACKGROUND.submit(_ordered, scan, (outputs, keys, nulls), positions, secret)
-    return Snapshot(scan, len(table), outputs, passes, positions, ordered, keys, nulls)
+    return Snapshot(scan, len(table), outputs, passes, positions, source.of_all, ordered, keys, nulls)
 
 
 def _cells(scan: Scan) -> list[str]:

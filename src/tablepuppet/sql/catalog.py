@@ -17,7 +17,7 @@ import pyarrow as pa
 
 from tablepuppet.errors import CatalogError, PrivacyError, TablePuppetError
 from tablepuppet.privacy.funds import Funds
-from tablepuppet.runs.figures import NOT_APPLICABLE, number, shown
+from tablepuppet.runs.figures import NOT_APPLICABLE, number
 from tablepuppet.runs.table_view import Align, TableResult, TableView
 from tablepuppet.spelling import did_you_mean
 from tablepuppet.sql.expression import columns_of, is_column
@@ -49,6 +49,12 @@ class Shard:
     min_group: int = 0  # rows that a group must have to be released
     min_rows: int = 0  # rows that a product with a caller's vector must weigh
     aggregates: bool = False  # a view that makes one row of several: of the party's own rows only
+    estimated: bool = False  # ``rows`` is about right: they were not counted
+
+    @property
+    def counted(self) -> str:
+        """The number of rows, for people; with ``~`` where it is estimated."""
+        return f"{'~' if self.estimated else ''}{self.rows:,}"
 
     @cached_property
     def public_names(self) -> frozenset[str]:
@@ -68,6 +74,11 @@ class VerticalTable:
     def rows(self) -> int:
         """Rows over all shards."""
         return sum(shard.rows for shard in self.shards)
+
+    @property
+    def counted(self) -> str:
+        """The number of rows over all shards, for people; with ``~`` where some are estimated."""
+        return f"{'~' if any(shard.estimated for shard in self.shards) else ''}{self.rows:,}"
 
     @property
     def parties(self) -> tuple[str, ...]:
@@ -138,7 +149,7 @@ class Catalog(TableResult):
     def tables_of(self, party: str) -> str:
         """The tables of one party, as a list for people."""
         shards = [shard for shards in self._shards.values() for shard in shards if shard.party == party]
-        return ", ".join(f"{shard.name} ({shard.rows:,} rows)" for shard in shards)
+        return ", ".join(f"{shard.name} ({shard.counted} rows)" for shard in shards)
 
     def table(self, name: str, parties: Collection[str | None] = (None,)) -> VerticalTable:
         """The vertical table of that name, over the parties named; None among them stands for all that have it.
@@ -191,7 +202,7 @@ class Catalog(TableResult):
             for index, shard in enumerate(shards):
                 least = min((each.left for each in shard.funds), default=None)
                 left = [NOT_APPLICABLE if least is None else number(least)] if has_budgets else []
-                begin = ["" if index else shard.name, shard.party, shown(shard.rows), *left]
+                begin = ["" if index else shard.name, shard.party, shard.counted, *left]
                 is_same = index > 0 and shard.columns == shards[0].columns
                 for type_name, names in [("", ["the same"])] if is_same else _by_type(shard.columns).items():
                     rows.append([*begin, type_name, ", ".join(names)])

@@ -142,13 +142,13 @@ def _table(plan: Plan, alias: str, sizes: JoinSizes) -> _Node:
     name = table.name if table.name == alias else f"{table.name} {alias}"
     columns = [_column_text(c, c is plan.query.label) for c in plan.query.outputs if c.alias == alias]
     selected = [_Node(f"selects {', '.join(columns)}")] if columns else []
-    rows = {shard.party: shard.rows for shard in table.shards}
+    rows = {shard.party: shard.counted for shard in table.shards}
     below = [*selected, *(_scan(scan, sizes.shards[scan.party, alias], rows[scan.party]) for scan in scans)]
-    return _Node(f"{name}: {used:,} of {table.rows:,} rows take part", below)
+    return _Node(f"{name}: {used:,} of {table.counted} rows take part", below)
 
 
-def _scan(scan: Scan, size: ShardSize, rows: int) -> _Node:
-    text = f"scan at {scan.party}: {rows:,} rows, {size.read:,} read, {size.used:,} take part"
+def _scan(scan: Scan, size: ShardSize, rows: str) -> _Node:
+    text = f"scan at {scan.party}: {rows} rows, {size.read:,} read, {size.used:,} take part"
     if len(scan.filters) > 1:
         return _Node(text, [_Node("filtered at the party: by the filters of its branches")])
     pushed = [_comparison_text(comparison) for comparison in scan.pushed]

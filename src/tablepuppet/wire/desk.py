@@ -40,6 +40,8 @@ log = logging.getLogger("tablepuppet.party")
 
 MEMORY = "memory"  # what has run out where the process gets no more of it
 LEFT = 60.0  # seconds after which a session may have been left by whoever opened it
+RETURN = 10.0  # seconds in which a caller whose connection broke asks again
+Gone = Callable[[], bool]  # whether whoever made a call has gone away
 
 
 def may_pass(error: TablePuppetError) -> bool:
@@ -55,6 +57,14 @@ class Line:
     done: int = -1  # the number of the last request that was computed
     reply: Encoded | None = None
     used: float = field(default_factory=time.monotonic)
+    calls: list[Gone] = field(default_factory=list)  # that are answered now, or wait for that
+    seen: float = field(default_factory=time.monotonic)  # when somebody last waited for a reply
+
+    def is_abandoned(self) -> bool:
+        """Whether nobody has waited for a reply for some time; whoever lost the connection asks again."""
+        if any(not is_gone() for is_gone in tuple(self.calls)):
+            self.seen = time.monotonic()
+        return time.monotonic() - self.seen > RETURN
 
 
 class Session(msgspec.Struct, frozen=True):
@@ -83,18 +93,18 @@ class Desk:
         self._lock = threading.Lock()
         self._closing = False
 
-    def answer(self, caller: str, request: Request) -> Encoded:
-        """The reply to a request, or the error it met, as it travels."""
+    def answer(self, caller: str, request: Request, is_gone: Gone = lambda: False) -> Encoded:
+        """The reply to a request, or the error it met, as it travels; nobody waits for it if the caller ``is_gone``."""
         try:
             with self._one_call(caller, request):
                 match request.verb:
                     case "describe":
-                        return self._answer(request, caller)
+                        return self._answer(request, caller, is_abandoned=is_gone)
                     case "close":
                         self.close((caller, request.session), "closed")
                         return encode(reply_message([{}]))
                     case _:
-                        return self._in_line((caller, request.session), request)
+                        return self._in_line((caller, request.session), request, is_gone)
         except TablePuppetError as error:
             return encode(error_message(error))
 
@@ -120,16 +130,21 @@ class Desk:
                 if not self._calls[caller]:
                     del self._calls[caller]
 
-    def _in_line(self, key: Key, request: Request) -> Encoded:
+    def _in_line(self, key: Key, request: Request, is_gone: Gone) -> Encoded:
         try:
             line = self._line(key, request)
         except TablePuppetError as error:
             self.party.note_refusal(*key, request.verb, error)
             raise
-        with line.lock:
-            if self._lines.get(key) is line:
-                return self._next_in(line, key, request)
-        return self._in_line(key, request)  # the session was freed meanwhile, and may come back
+        line.calls.append(is_gone)
+        try:
+            with line.lock:
+                if self._lines.get(key) is line:
+                    line.seen = time.monotonic()
+                    return self._next_in(line, key, request)
+        finally:
+            line.calls.remove(is_gone)
+        return self._in_line(key, request, is_gone)  # the session was freed meanwhile, and may come back
 
     def _next_in(self, line: Line, key: Key, request: Request) -> Encoded:
         """The reply to a request of a session that nobody else changes now."""
@@ -142,7 +157,7 @@ class Desk:
             start = self._accept(key, line, request)
             line.reply = None  # whoever sends the next request has it
             self.party.hold_reply(*key, 0)
-            line.reply = self._computed(key, request, start=start)
+            line.reply = self._computed(key, request, start=start, is_abandoned=line.is_abandoned)
         except TablePuppetError:
             if request.verb == "open" and line.done < 0:  # nothing was opened: the caller may try again
                 self.close(key, "refused")
@@ -164,7 +179,14 @@ class Desk:
             raise
 
     def _computed(
-        self, key: Key, request: Request, outcome: Outcome = "ok", *, start: int | None = None, again: bool = False
+        self,
+        key: Key,
+        request: Request,
+        outcome: Outcome = "ok",
+        *,
+        start: int | None = None,
+        again: bool = False,
+        is_abandoned: Gone | None = None,
     ) -> Encoded:
         """The reply, or an error that belongs to this request and is stored like a reply.
 
@@ -172,7 +194,7 @@ class Desk:
         """
         replies: Reply = []
         try:
-            encoded = self._answer(request, key[0], outcome, replies, again=again)
+            encoded = self._answer(request, key[0], outcome, replies, again=again, is_abandoned=is_abandoned)
             if not again:
                 self.party.hold_reply(*key, encoded.nbytes)
         except TablePuppetError as error:
@@ -216,12 +238,16 @@ class Desk:
         replies: Reply | None = None,
         *,
         again: bool = False,
+        is_abandoned: Gone | None = None,
     ) -> Encoded:
         made = None
         if self.journal is not None and request.verb == "open":
             made = self.journal.releases((caller, request.session))
         try:
-            return encode(reply_message(self.party.answer(caller, request, outcome, replies, again=again, made=made)))
+            reply = self.party.answer(
+                caller, request, outcome, replies, again=again, made=made, is_abandoned=is_abandoned
+            )
+            return encode(reply_message(reply))
         except UnavailableError as error:  # it may name host, port, user or path
             reference = secrets.token_hex(2)
             log.error("database not available, reference %s: %s", reference, plain_text(str(error)))

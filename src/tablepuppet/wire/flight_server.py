@@ -152,7 +152,7 @@ class FlightServer(flight.FlightServerBase):  # type: ignore[misc]
         """The frames of the reply to a request, or of the error it met."""
         with ExitStack() as held:
             try:
-                reply = self.desk.answer(*self._asked(context, frames, held))
+                reply = self.desk.answer(*self._asked(context, frames, held), context.is_cancelled)
             except Exception as error:  # of whatever class: Flight would send its traceback
                 reply = encode(error_message(_sendable(error)))
                 self._skip(frames)

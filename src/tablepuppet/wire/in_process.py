@@ -34,4 +34,4 @@ class InProcessTransport(Transport):
         return self.party.table(session, alias, self._caller)
 
     def _positions(self, session: str, alias: str, row_ids: NDArray[np.int32]) -> NDArray[np.int64]:
-        return self._table(session, alias).snapshot.position(row_ids)
+        return self._table(session, alias).positions(row_ids)

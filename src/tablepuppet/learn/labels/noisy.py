@@ -70,9 +70,9 @@ def private_numbers(
         lo, hi = _agreed("bounds", table.grant.outputs[column].rule.bounds, given)
         check_bounds((lo, hi), epsilon)
         numbers(table.snapshot.nothing_of(column))  # no row is read: the type alone decides
-        secret, release = _release(table, column, "laplace", epsilon, [lo, hi])
+        secret, release, positions = _release(table, column, "laplace", epsilon, [lo, hi])
     table.charge(Spending.of_pure(epsilon), "labels", release)
-    labels, names, places = _rows(table, view, column)
+    labels, names, places = _rows(table, view, column, positions)
     values, present = numbers(labels)
     noisy = noisy_numbers(
         np.where(present & ~np.isnan(values), values, lo / 2 + hi / 2),
@@ -104,9 +104,10 @@ def private_classes(
         listed = _agreed("classes", _sorted(policy), _sorted(classes))
         check_classes(len(listed))
         values = fitted_classes(listed, table.snapshot.type_of(column))
-        secret, release = _release(table, column, mechanism, epsilon, [[type(each).__name__, each] for each in listed])
+        domain = [[type(each).__name__, each] for each in listed]
+        secret, release, positions = _release(table, column, mechanism, epsilon, domain)
     table.charge(Spending.of_pure(epsilon), "labels", release)
-    labels, names, places = _rows(table, view, column)
+    labels, names, places = _rows(table, view, column, positions)
     codes = noisy_classes(
         pc.index_in(labels.combine_chunks(), values).fill_null(0).to_numpy(zero_copy_only=False),
         names,
@@ -149,11 +150,14 @@ def _sorted(classes: Sequence[Category] | None) -> tuple[Category, ...] | None:
     return None if classes is None else tuple(sorted(classes, key=lambda each: (type(each).__name__, each)))
 
 
-def _rows(table: LocalTable, view: str, column: str) -> Rows:
-    """Labels and names of the distinct rows of a view, and the index of each row of the view among them."""
+def _rows(table: LocalTable, view: str, column: str, positions: NDArray[np.int64]) -> Rows:
+    """Labels and names of the distinct rows of a view, and the index of each row of the view among them.
+
+    A row's name is its position in the whole column.
+    """
     row_ids, places = np.unique(table.view(view).row_ids, return_inverse=True)
-    positions = np.ascontiguousarray(table.snapshot.position(row_ids), "<i8")
-    names = pa.Array.from_buffers(pa.binary(8), len(positions), [None, pa.py_buffer(positions.tobytes())])
+    found = np.ascontiguousarray(positions[table.snapshot.place(row_ids)], "<i8")
+    names = pa.Array.from_buffers(pa.binary(8), len(found), [None, pa.py_buffer(found.tobytes())])
     with table.mechanism():
         return table.snapshot.outputs[column].take(pa.array(table.snapshot.place(row_ids))), names, places
 
@@ -169,13 +173,15 @@ def fitted_classes(classes: tuple[Category, ...], type_: pa.DataType) -> pa.Arra
     return found
 
 
-def _release(table: LocalTable, column: str, mechanism: str, epsilon: float, domain: Any) -> tuple[bytes, str]:
-    """The secret that noise of this release is drawn from, and its name in the ledger."""
+def _release(
+    table: LocalTable, column: str, mechanism: str, epsilon: float, domain: Any
+) -> tuple[bytes, str, NDArray[np.int64]]:
+    """The secret that noise of this release is drawn from, its name in the ledger, and the positions of rows."""
     expression = table.snapshot.scan.outputs[column]
-    state = table.state_of(column)
+    state, positions = table.state_of(column)
     secret = hmac.digest(table.noise_secret, f"labels {table.grant.table.lower()} {state}".encode(), "sha256")
     mark = hmac.digest(secret, b"mark", "sha256").hex()  # keyed: from a plain hash, others could guess the state
-    return secret, json.dumps(["labels", expression, mechanism, float(epsilon), domain, mark])
+    return secret, json.dumps(["labels", expression, mechanism, float(epsilon), domain, mark]), positions
 
 
 def check_label(privacy: Privacy, plan: Plan, *, classes: bool) -> None:

@@ -1,18 +1,22 @@
 """A party whose tables are in a DuckDB file (schema ``main``); the file is attached read-only while it is read.
 
-A row's position is its place by ``rowid``; a view has none and is ordered by the columns that are read.
+A row's position is its place by ``rowid``; a view has none and is ordered by the columns that are read. Rows of a view
+are counted for as long as a person would wait, and again only if the file has changed.
 """
 
 from __future__ import annotations
 
+import json
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from threading import Timer
 
 import duckdb
 
 from tablepuppet.errors import PartyError
+from tablepuppet.party.allowance import check_time
 from tablepuppet.party.database import Source, SourceTable, UnavailableError
 from tablepuppet.party.databases.names import (
     AskedColumn,
@@ -23,12 +27,14 @@ from tablepuppet.party.databases.names import (
     select,
     text_literal,
 )
-from tablepuppet.party.databases.paths import existing
+from tablepuppet.party.databases.paths import FileState, existing, state_of
 from tablepuppet.party.databases.sandbox import allow, count, describe, sandbox
 from tablepuppet.party.databases.view_text import aggregating
 from tablepuppet.sql.query import Comparison
 
 logger = logging.getLogger(__name__)
+
+PATIENCE = 2.0  # seconds in which a view is counted
 
 _CATALOG = """
     SELECT table_name, NULL FROM duckdb_tables()
@@ -46,13 +52,18 @@ class DuckDBFile:
 
     party: str
     path: str
+    _counted: dict[str, tuple[FileState, int, bool]] = field(default_factory=dict, compare=False, repr=False)
 
-    def tables(self) -> list[SourceTable]:
-        """Every table and view of ``main``; a view that cannot be evaluated is logged and left out."""
+    def tables(self, names: Collection[str] | None = None) -> list[SourceTable]:
+        """Tables and views of ``main``; a view that cannot be evaluated is logged and left out."""
+        path = existing(self.party, "DuckDB", self.path)
+        state = state_of(path, path.with_name(f"{path.name}.wal"))  # before anything is read
         with self._attached() as connection:
             catalog = _catalog(connection)
-            sums = aggregating({name: sql for name, sql in catalog.items() if sql is not None}, "duckdb")
-            tables = [self._published(connection, name, sql is not None, sums) for name, sql in catalog.items()]
+            wanted = catalog if names is None else [find_table(self.party, catalog, name) for name in names]
+            views = {name: sql for name, sql in catalog.items() if sql is not None}
+            sums = aggregating(views, "duckdb", set(wanted))
+            tables = [self._published(connection, state, name, name in views, sums) for name in wanted]
             return [table for table in tables if table is not None]
 
     @contextmanager
@@ -76,15 +87,45 @@ class DuckDBFile:
             yield connection
 
     def _published(
-        self, connection: duckdb.DuckDBPyConnection, name: str, is_view: bool, sums: frozenset[str]
+        self, connection: duckdb.DuckDBPyConnection, state: FileState, name: str, is_view: bool, sums: frozenset[str]
     ) -> SourceTable | None:
         try:
-            columns, rows = describe(connection, identifier(name)), count(connection, identifier(name))
-            return SourceTable(name, columns, rows, name in sums)
+            columns, estimated = describe(connection, identifier(name)), False
+            if is_view:
+                rows, estimated = self._count(connection, state, name)
+            else:
+                rows = count(connection, identifier(name))
+            return SourceTable(name, columns, rows, name in sums, estimated)
         except duckdb.Error:
             what = "view" if is_view else "table"
             logger.warning("Party %r: %s %r cannot be read and is not published", self.party, what, name)
             return None
+
+    def _count(self, connection: duckdb.DuckDBPyConnection, state: FileState, name: str) -> tuple[int, bool]:
+        """The rows of a view, and whether they are only estimated, since counting takes too long."""
+        if name not in self._counted or self._counted[name][0] != state:
+            expected = _expected(connection, name)
+            patience = Timer(PATIENCE, connection.interrupt)
+            patience.start()
+            try:
+                found = count(connection, identifier(name)), False
+            except duckdb.InterruptException:
+                check_time()
+                found = expected, True
+            finally:
+                patience.cancel()
+                patience.join()
+            self._counted[name] = (state, *found)
+        return self._counted[name][1:]
+
+
+def _expected(connection: duckdb.DuckDBPyConnection, name: str) -> int:
+    """The rows that the planner expects; nothing is evaluated."""
+    [(_, text)] = connection.execute(f"EXPLAIN (FORMAT json) SELECT * FROM {identifier(name)}").fetchall()
+    [plan] = json.loads(text)
+    while "Estimated Cardinality" not in plan.get("extra_info", {}) and plan.get("children"):
+        plan = plan["children"][0]
+    return int(plan.get("extra_info", {}).get("Estimated Cardinality", 0))
 
 
 def _catalog(connection: duckdb.DuckDBPyConnection) -> dict[str, str | None]:

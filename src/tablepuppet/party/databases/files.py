@@ -5,7 +5,7 @@ The formats (`parquet_files`, `csv_files`, `arrow_files`) say how one file is re
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -61,10 +61,11 @@ class Folder:
         self.party, self.path, self.kind = party, path, kind
         self.format = FORMATS[kind]()
 
-    def tables(self) -> list[SourceTable]:
+    def tables(self, names: Collection[str] | None = None) -> list[SourceTable]:
         """One table per file, and per folder of files if the format has such."""
         with self._opened() as (connection, files):
-            return [self._published(connection, name, file) for name, file in files.items()]
+            wanted = files if names is None else [find_table(self.party, files, name) for name in names]
+            return [self._published(connection, name, files[name]) for name in wanted]
 
     @contextmanager
     def reader(self) -> Iterator[_Reader]:

@@ -5,7 +5,7 @@ They are copied to Arrow when the federation is made; what the program does to t
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -31,10 +31,12 @@ class InMemory:
         self.party = party
         self._tables = {name: _arrow(party, name, table) for name, table in tables.items()}
 
-    def tables(self) -> list[SourceTable]:
-        """All of them."""
+    def tables(self, names: Collection[str] | None = None) -> list[SourceTable]:
+        """These, or all of them."""
+        wanted = self._tables if names is None else [find_table(self.party, self._tables, name) for name in names]
         with sandbox() as connection:
-            return [SourceTable(n, duckdb_types(connection, t.schema), t.num_rows) for n, t in self._tables.items()]
+            found = {name: self._tables[name] for name in wanted}
+            return [SourceTable(n, duckdb_types(connection, t.schema), t.num_rows) for n, t in found.items()]
 
     @contextmanager
     def reader(self) -> Iterator[_Reader]:

@@ -1,30 +1,32 @@
 """A party whose tables are in one database of a MySQL or MariaDB server, read in one read-only transaction.
 
-Position: the primary key, else all columns that are read. The URL holds a password: no error repeats it. PyMySQL,
+Order: the primary key, else all columns that are read. The URL holds a password: no error repeats it. PyMySQL,
 because tables are of one moment only within one connection, which the columnar readers do not keep.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Sequence
+import math
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import replace
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-import numpy as np
 import pyarrow as pa
 import pymysql
 from pymysql.converters import encoders
-from pymysql.cursors import SSCursor
+from pymysql.cursors import DictCursor, SSCursor
 
 from tablepuppet.errors import PartyError
+from tablepuppet.party.allowance import check_time, interrupted_in_time
 from tablepuppet.party.database import SourceTable, UnavailableError, noticing_loss
-from tablepuppet.party.databases.foreign import SENT_POSITION, ForeignReader, ForeignTable, sent_name
+from tablepuppet.party.databases.connections import application, connections_to, seconds_left
+from tablepuppet.party.databases.foreign import IN_ORDER, MOST_COUNTED, ForeignReader, ForeignTable, Sent, stored
 from tablepuppet.party.databases.mysql_types import MySQLType
 from tablepuppet.party.databases.mysql_url import connection_options
-from tablepuppet.party.databases.names import AskedColumn, identifier, numbered_by, text_literal
+from tablepuppet.party.databases.names import AskedColumn, find_table, identifier, text_literal
 from tablepuppet.party.databases.pushdown import Value
 from tablepuppet.party.databases.sandbox import sandbox
 from tablepuppet.party.databases.server_urls import masked
@@ -39,21 +41,26 @@ _BEGIN = (
     "SET SESSION TRANSACTION ISOLATION LEVEL REPEATABLE READ",
     "START TRANSACTION WITH CONSISTENT SNAPSHOT, READ ONLY",
 )
+# Whoever runs the server may have set less. MariaDB counts seconds, MySQL milliseconds.
+_TIMEOUT = "SET SESSION {name} = IF(@@{name} > 0 AND @@{name} < {most}, @@{name}, {most})"
 # Not joined: names of tables may differ in case only, and these views compare them without it.
-_TABLES = """
+_NAMES = """
     SELECT table_name FROM information_schema.tables
     WHERE table_schema = DATABASE() AND table_type IN ('BASE TABLE', 'SYSTEM VERSIONED', 'VIEW')
     ORDER BY table_name
 """
+_SIZE = """
+    SELECT table_name, table_type, data_length, table_rows FROM information_schema.tables
+    WHERE table_schema = DATABASE() AND table_name = {name}
+"""
 _COLUMNS = """
-    SELECT table_name, column_name, data_type, column_type, coalesce(character_octet_length, 0)
-    FROM information_schema.columns
-    WHERE table_schema = DATABASE() AND FIND_IN_SET('select', privileges)
-    ORDER BY table_name, ordinal_position
+    SELECT table_name, column_name, data_type, column_type FROM information_schema.columns
+    WHERE table_schema = DATABASE() AND FIND_IN_SET('select', privileges) AND table_name = {name}
+    ORDER BY ordinal_position
 """
 _KEYS = """
     SELECT table_name, column_name, seq_in_index FROM information_schema.statistics
-    WHERE table_schema = DATABASE() AND index_name = 'PRIMARY'
+    WHERE table_schema = DATABASE() AND index_name = 'PRIMARY' AND table_name = {name}
 """
 _VIEWS = """
     SELECT table_name, coalesce(view_definition, '') FROM information_schema.views WHERE table_schema = DATABASE()
@@ -65,39 +72,54 @@ _Table = ForeignTable[MySQLType]
 
 
 class MySQL:
-    """A database of a MySQL or MariaDB server."""
+    """A database of a MySQL or MariaDB server; at most so many connections to it are open at once."""
 
-    def __init__(self, party: str, url: str):
+    def __init__(self, party: str, url: str, most_connections: int | None = None):
         self.party = party
-        self._options = connection_options(party, url)
+        self._options = {**connection_options(party, url), "program_name": application(party)}
+        self._connections = connections_to(url, most_connections)
 
-    def tables(self) -> list[SourceTable]:
-        """Every table and view that can be read; the others are logged and left out."""
-        with self._connected() as (connection, catalog):
-            tables = [self._published(connection, table) for table in catalog.values()]
-            sums = aggregating(dict(_rows(connection, _VIEWS)), "mysql")
-            return [replace(table, aggregates=table.name in sums) for table in tables if table is not None]
+    def tables(self, names: Collection[str] | None = None) -> list[SourceTable]:
+        """Tables and views that can be read; the others are logged and left out.
+
+        Rows of a small table are counted; of others, and of views, the server's estimate is taken.
+        """
+        with self._connected() as connection:
+            known = _names(connection)
+            wanted = known if names is None else [find_table(self.party, known, name) for name in names]
+            found = [_table(connection, name) for name in wanted]
+            sizes = [_size(connection, name) for name in wanted]
+            views = {name for name, size in zip(wanted, sizes, strict=True) if size.is_view}
+            sums = aggregating(dict(_rows(connection, _VIEWS)) if views else {}, "mysql", views)
+            tables = [self._described(connection, *each, sums) for each in zip(found, sizes, strict=True)]
+            return [table for table in tables if table is not None]
 
     @contextmanager
     def reader(self) -> Iterator[ForeignReader[_Table]]:
         """Open one transaction that sees the database as it is now, as far as its engines have transactions."""
-        with self._connected() as (connection, catalog), sandbox() as duck:
-            readable = {name: table for name, table in catalog.items() if table.types}
-            yield ForeignReader(self.party, duck, readable, catalog.__getitem__, partial(self._read, connection))
+        with self._connected() as connection, sandbox() as duck:
+            find, read = partial(_table, connection), partial(self._read, connection)
+            yield ForeignReader(self.party, duck, _names(connection), find, read)
 
     @contextmanager
-    def _connected(self) -> Iterator[tuple[Any, dict[str, _Table]]]:
+    def _connected(self) -> Iterator[Any]:
         with ExitStack() as stack:
+            stack.enter_context(self._connections.one(self.party))
             try:
                 # Encoders alone: without decoders every value arrives as the text that was sent.
                 connection = stack.enter_context(pymysql.connect(**self._options, conv=dict(encoders), autocommit=True))
-                for statement in _BEGIN:
+                for statement in (*_BEGIN, *_limits(connection)):
                     _rows(connection, statement)
-                catalog = _catalog(connection)
             except Exception as error:  # of whatever class: another kind of server may answer at that port
                 raise UnavailableError(f"Party {self.party!r}: MySQL: {self._reason(error)}") from None
             stack.enter_context(noticing_loss(partial(self._lost, connection)))
-            yield connection, catalog
+            stack.enter_context(interrupted_in_time(partial(self._cancel, connection.thread_id())))
+            yield connection
+
+    def _cancel(self, number: int) -> None:
+        """End what a connection does; only another one can say so."""
+        with pymysql.connect(**self._options) as other:
+            _rows(other, f"KILL QUERY {number:d}")
 
     def _lost(self, connection: Any) -> str:
         """That the connection is lost; "" if it is not: the driver closes it then."""
@@ -107,16 +129,22 @@ class MySQL:
     @contextmanager
     def _read(
         self, connection: Any, table: _Table, asked: Sequence[AskedColumn], where: Sequence[Comparison]
-    ) -> Iterator[Any]:
+    ) -> Iterator[Sent]:
+        """Rows are sorted here, not by the server, unless the key is of texts: these are in the order of an index."""
+        pushed = table.condition(asked, where, _literal)
+        sql, position = table.unsorted(asked, pushed, "FIRST")
+        if table.key and not table.orders_alike:
+            sql, position = f"{sql} ORDER BY {', '.join(map(stored, table.key_columns))}", IN_ORDER
         with connection.cursor(SSCursor) as cursor:  # which does not hold the whole answer
             try:
-                cursor.execute(_query(table, asked, where))
+                cursor.execute(f"/* {application(self.party)} */ {sql}")
             except pymysql.Error as error:
+                check_time()
                 reason = f"its database could not read it (error {error.args[0]}); try SELECT there"
                 raise PartyError(f"Party {self.party!r}: table {table.name!r}: {reason}") from None
-            names = [name for name, *_ in cursor.description if name != SENT_POSITION]
-            schema = pa.schema([*((name, pa.large_string()) for name in names), (SENT_POSITION, pa.int64())])
-            yield pa.RecordBatchReader.from_batches(schema, _batches(cursor, schema))
+            schema = pa.schema([(name, pa.large_string()) for name, *_ in cursor.description])
+            batches = pa.RecordBatchReader.from_batches(schema, _batches(cursor, schema))
+            yield Sent(batches, position, of_all=not pushed)
 
     def _reason(self, error: Exception) -> str:
         """Why the server, or the way to it, refused."""
@@ -129,12 +157,15 @@ class MySQL:
                 reason = "the server that answers there is not MySQL; check host and port"
         return masked(reason, self._options["password"].decode())
 
-    def _published(self, connection: Any, table: _Table) -> SourceTable | None:
+    def _described(self, connection: Any, table: _Table, size: _Size, sums: frozenset[str]) -> SourceTable | None:
         try:
             if table.types:
-                [(rows,)] = _rows(connection, f"SELECT count(*) FROM {table.sql}")
-                return SourceTable(table.name, table.columns, int(rows))
+                rows = size.rows if size.rows is not None else _expected(connection, table)
+                if is_small := not size.is_view and size.bytes <= MOST_COUNTED:
+                    [(rows,)] = _rows(connection, f"SELECT count(*) FROM {table.sql}")
+                return SourceTable(table.name, table.columns, int(rows), table.name in sums, estimated=not is_small)
         except pymysql.Error as error:
+            check_time()
             if not connection.open:
                 raise UnavailableError(f"Party {self.party!r}: MySQL: {self._reason(error)}") from None
         logger.warning("Party %r: %r cannot be read and is not published", self.party, table.name)
@@ -147,52 +178,57 @@ def _rows(connection: Any, sql: str) -> list[tuple[Any, ...]]:
         return list(cursor.fetchall())
 
 
-def _catalog(connection: Any) -> dict[str, _Table]:
-    """Every table and view; one that this user cannot read, or nobody, has no columns."""
-    tables = {name: _Table(name, identifier(name)) for (name,) in _rows(connection, _TABLES)}
-    for name, column, data_type, column_type, octets in _rows(connection, _COLUMNS):
-        if name in tables:
-            tables[name].types[column] = MySQLType(data_type.lower(), column_type.lower(), int(octets))
-    for name, column, place in _rows(connection, _KEYS):
-        if name in tables:
-            tables[name].key.append((int(place), column))
-    return tables
+def _limits(connection: Any) -> list[str]:
+    """Statements after which the server ends by itself what takes longer than the request may."""
+    seconds = seconds_left()
+    if seconds is None:
+        return []
+    if "MariaDB" in connection.get_server_info():
+        return [_TIMEOUT.format(name="max_statement_time", most=f"{seconds:.3f}")]
+    return [_TIMEOUT.format(name="max_execution_time", most=int(1000 * seconds))]
+
+
+def _names(connection: Any) -> list[str]:
+    return [name for (name,) in _rows(connection, _NAMES)]
+
+
+@dataclass(frozen=True)
+class _Size:
+    """What the server knows of a table's size without reading it; nothing of a view."""
+
+    is_view: bool
+    bytes: int
+    rows: int | None
+
+
+def _size(connection: Any, name: str) -> _Size:
+    rows = _rows(connection, _SIZE.format(name=text_literal(name)))
+    kind, length, known = next((kind, length, rows) for found, kind, length, rows in rows if found == name)
+    return _Size(kind == "VIEW", int(length or 0), None if known is None else int(known))
+
+
+def _table(connection: Any, name: str) -> _Table:
+    """The table or view of a name; one that this user cannot read, or nobody, has no columns."""
+    quoted = text_literal(name)
+    columns = [row for row in _rows(connection, _COLUMNS.format(name=quoted)) if row[0] == name]
+    types = {column: MySQLType(kind.lower(), declared.lower()) for _, column, kind, declared in columns}
+    keys = [row for row in _rows(connection, _KEYS.format(name=quoted)) if row[0] == name]
+    hidden = not {column for _, column, _ in keys} <= set(types)  # from this user
+    return _Table(name, identifier(name), types, [] if hidden else [(int(place), column) for _, column, place in keys])
+
+
+def _expected(connection: Any, table: _Table) -> int:
+    """The rows that the server expects of a view, which it does not evaluate: those of its tables together."""
+    with connection.cursor(DictCursor) as cursor:
+        cursor.execute(f"EXPLAIN SELECT 1 FROM {table.sql}")
+        steps = list(cursor.fetchall())
+    return math.prod(int(step["rows"] or 1) for step in steps if step["id"] == steps[0]["id"])
 
 
 def _batches(cursor: SSCursor, schema: Any) -> Iterator[Any]:
-    """The rows by columns; rows without a position are in the order of positions."""
-    start = 0
+    """The rows by columns."""
     while rows := cursor.fetchmany(_BATCH_ROWS):
-        columns = [pa.array(values, pa.large_string()) for values in zip(*rows, strict=True)]
-        if len(columns) == len(schema):
-            columns[-1] = columns[-1].cast(pa.int64())
-        else:
-            columns.append(pa.array(np.arange(start, start + len(rows), dtype=np.int64)))
-        start += len(rows)
-        yield pa.record_batch(columns, schema)
-
-
-def _query(table: _Table, asked: Sequence[AskedColumn], where: Sequence[Comparison]) -> str:
-    """The SELECT to send. Rows are numbered before they are filtered; all rows are only sorted, which is faster."""
-    pushed, order = table.condition(asked, where, _literal), _order(table, asked)
-    stored = [_stored(column.stored) for column in asked]
-    if not asked or pushed:
-        return table.numbered(asked, stored, numbered_by(order), pushed)
-    types = table.asked_types(asked)
-    sent = [f"{type_.sent(sql)} AS {sent_name(i)}" for i, (type_, sql) in enumerate(zip(types, stored, strict=True))]
-    return f"SELECT {', '.join(sent)} FROM {table.sql} AS t ORDER BY {', '.join(order)}"
-
-
-def _order(table: _Table, asked: Sequence[AskedColumn]) -> list[str]:
-    if table.key and set(table.key_columns) <= set(table.types):  # and not hidden from this user
-        return [_stored(column) for column in table.key_columns]
-    stored = sorted(column.stored for column in asked)
-    return [sql for column in stored for sql in table.types[column].ordered(_stored(column))]
-
-
-def _stored(column: str) -> str:
-    """A column of the table: an ORDER BY alone would find what is sent under the same name."""
-    return f"t.{identifier(column)}"
+        yield pa.record_batch([pa.array(values, pa.large_string()) for values in zip(*rows, strict=True)], schema)
 
 
 def _literal(value: Value) -> str:

@@ -1,4 +1,4 @@
-"""What a MySQL or MariaDB type is called in DuckDB, and how its values are sent, restored, ordered and compared.
+"""What a MySQL or MariaDB type is called in DuckDB, and how its values are sent, restored and compared.
 
 Everything is sent as text, which DuckDB casts to the declared type. The zero date, MySQL's way to write "no date", is
 missing here. Types that nothing can be learned from keep a name of their own, so that they can be refused by it.
@@ -31,17 +31,14 @@ _TYPES = {
     "year": "SMALLINT",
 }
 _DECIMAL = re.compile(r"decimal\((\d+),(\d+)\)")
-# The server sorts by this number of bytes of a text (max_sort_length); texts that differ only after them would tie.
-_SORTED_BYTES = 1024
 
 
 @dataclass(frozen=True)
 class MySQLType:
-    """A column's type: its name, its whole declaration, and the bytes that a text may take."""
+    """A column's type: its name, and its whole declaration."""
 
     name: str
     declared: str
-    octets: int = 0
 
     @property
     def duckdb(self) -> str:
@@ -78,12 +75,10 @@ class MySQLType:
             return column
         return f"CASE WHEN starts_with({column}, '0000-00-00') THEN NULL ELSE {column} END"
 
-    def ordered(self, column: str) -> list[str]:
-        """MySQL's expressions by which rows are sorted; text by bytes, whatever the collation."""
-        if self.duckdb != "VARCHAR":
-            return [column]
-        order = [f"CAST({column} AS BINARY)"]
-        return order if self.octets <= _SORTED_BYTES else [*order, f"SHA2({column}, 256)"]
+    @property
+    def orders_alike(self) -> bool:
+        """Whether values are in the same order in DuckDB: numbers that are not rounded, and times."""
+        return self._kind() in ("integer", "decimal") or self.name in _TIMES
 
     def comparable(self, column: str) -> Comparable | None:
         """How the column compares in MySQL; None for dates, where IS NULL finds zero dates or does not.
@@ -93,7 +88,7 @@ class MySQLType:
         if self.name in _TIMES:
             return None
         if self.duckdb == "VARCHAR":
-            return Comparable(f"CAST(CONVERT({column} USING utf8mb4) AS BINARY)", "text")
+            return Comparable(f"CAST(CONVERT({column} USING utf8mb4) AS BINARY)", "text", also=column)
         decimal = _DECIMAL.match(self.declared)
         return Comparable(column, self._kind(), int(decimal[1]) if decimal else 0)
 

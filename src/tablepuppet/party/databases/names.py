@@ -19,7 +19,11 @@ _PLAIN_TYPE = re.compile(r"[A-Z][A-Z0-9_ ]*(\(\d+, ?\d+\))?")
 
 
 class UnknownNameError(PartyError):
-    """A table or column is not there; the message lists those that are."""
+    """A table or column is not there; the message lists those that are. Of a table, ``name`` is the one asked for."""
+
+    def __init__(self, message: str, name: str = ""):
+        super().__init__(message)
+        self.name = name
 
 
 @dataclass(frozen=True)
@@ -71,7 +75,8 @@ def find_table(party: str, tables: Iterable[str], wanted: str) -> str:
     known = list(tables)
     found = _spelled(_by_case(known), wanted)
     if found is None:
-        raise UnknownNameError(f"Party {party!r} has no table {wanted!r}; it has: {', '.join(sorted(known)) or 'none'}")
+        listed = ", ".join(sorted(known)) or "none"
+        raise UnknownNameError(f"Party {party!r} has no table {wanted!r}; it has: {listed}", wanted)
     return found
 
 

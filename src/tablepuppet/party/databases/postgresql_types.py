@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from tablepuppet.party.databases.pushdown import Comparable, kind_of
+from tablepuppet.sql.types import Family, family
 
 _TYPES = {
     "bool": "BOOLEAN",
@@ -29,6 +30,7 @@ _TYPES = {
     "json": "JSON",
     "jsonb": "JSON",
 }
+_ORDERED = (Family.INTEGER, Family.DECIMAL, Family.DATE, Family.TIMESTAMP, Family.UUID)
 _TIMES = ("date", "timestamp", "timestamptz")
 # The driver lets infinite times overflow, so these stand for them on the way: later than any time that is meant.
 _MINUS_INFINITY, _INFINITY = "294246-01-01", "294246-01-02"
@@ -73,9 +75,10 @@ class PostgresType:
         )
         return f"CASE {column} {cases} ELSE {column} END"
 
-    def ordered(self, column: str) -> str:
-        """PostgreSQL's expression by which rows are sorted; text by bytes, whatever the locale."""
-        return f'{column}::text COLLATE "C"' if self.duckdb == "VARCHAR" else column
+    @property
+    def orders_alike(self) -> bool:
+        """Whether values are in the same order in DuckDB: all but texts, and numbers that are rounded."""
+        return family(self.duckdb) in _ORDERED
 
     def comparable(self, column: str) -> Comparable:
         """How the column compares in PostgreSQL."""
@@ -83,7 +86,10 @@ class PostgresType:
         if self.name == "numeric" and kind == "double":  # exact there, rounded here
             kind = "other"
         digits = int(self.duckdb[len("DECIMAL(") :].partition(",")[0]) if kind == "decimal" else 0
-        return Comparable(f"({self.ordered(column)})", kind, digits)
+        if self.duckdb != "VARCHAR":
+            return Comparable(f"({column})", kind, digits)
+        # Text by its bytes, whatever the locale. What is equal so is equal as the index has it too; an enum is no text.
+        return Comparable(f'({column}::text COLLATE "C")', kind, also="" if self.is_enum else column)
 
 
 def _decimal(modifier: int) -> str:

@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from tablepuppet.party.databases.names import text_literal
 from tablepuppet.sql.query import Comparison
 from tablepuppet.sql.types import Family, family
 
@@ -29,6 +30,7 @@ class Comparable:
     sql: str
     kind: Kind
     digits: int = 0  # of a decimal
+    also: str = ""  # an expression with an index, to which equal texts are equal too; others may be
 
 
 def kind_of(type_name: str) -> Kind:
@@ -95,6 +97,13 @@ def _written(comparison: Comparison, column: Comparable, literal: Callable[[Valu
     if comparison.operator in ("is null", "is not null"):
         return f"{column.sql} {comparison.operator.upper()}"
     values = [literal(float(value) if column.kind == "double" else value) for value in comparison.values]
-    if comparison.operator == "in":
-        return f"{column.sql} IN ({', '.join(values)})"
-    return f"{column.sql} {comparison.operator} {values[0]}"
+    operator, value = (
+        ("IN", f"({', '.join(values)})") if comparison.operator == "in" else (comparison.operator, values[0])
+    )
+    found = f"{column.sql} {operator} {value}"
+    if not column.also or comparison.operator not in ("=", "in"):
+        return found
+    texts = [text_literal(str(each)) for each in comparison.values]
+    if not all(map(str.isascii, texts)):  # which every character set has
+        return found
+    return f"{column.also} IN ({', '.join(texts)}) AND {found}"

@@ -166,7 +166,7 @@ def sandbox(*setup: str, begin: Sequence[str] = (), end: Sequence[str] = ()) -> 
     try:
         connection = used.connection.cursor()
         try:
-            with interrupted_in_time(connection):
+            with interrupted_in_time(connection.interrupt):
                 for statement in begin:
                     connection.execute(statement)
                 yield connection

@@ -1,15 +1,15 @@
 """A party whose tables are in a SQLite file, read through ADBC within one read transaction.
 
 SQLite keeps a type with every value and only a preference with the column: that is what is published, and a value
-that does not agree with it is an error. Position: rowid; the primary key without one; for views the read columns.
+that does not agree with it is an error. Order: rowid; the primary key without one; for views the read columns.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 from urllib.parse import quote
@@ -19,9 +19,17 @@ from adbc_driver_sqlite import StatementOptions, dbapi
 
 from tablepuppet.errors import PartyError
 from tablepuppet.party.database import SourceTable, UnavailableError
-from tablepuppet.party.databases.foreign import SENT_POSITION, ForeignReader, ForeignTable, misfit, sent_name
-from tablepuppet.party.databases.names import AskedColumn, identifier, numbered_by
-from tablepuppet.party.databases.paths import existing
+from tablepuppet.party.databases.foreign import (
+    SENT_POSITION,
+    ForeignReader,
+    ForeignTable,
+    Sent,
+    misfit,
+    sent_name,
+    stored,
+)
+from tablepuppet.party.databases.names import AskedColumn, find_table, identifier, numbered_by
+from tablepuppet.party.databases.paths import FileState, existing, state_of
 from tablepuppet.party.databases.pushdown import Value
 from tablepuppet.party.databases.sandbox import sandbox
 from tablepuppet.party.databases.sqlite_types import SQLiteType, duckdb_type, type_of_values
@@ -56,12 +64,21 @@ class SQLite:
 
     party: str
     path: str
+    _counted: dict[str, tuple[FileState, SourceTable]] = field(default_factory=dict, compare=False, repr=False)
 
-    def tables(self) -> list[SourceTable]:
-        """Every table and view; a view that cannot be evaluated is logged and left out."""
+    def tables(self, names: Collection[str] | None = None) -> list[SourceTable]:
+        """Tables and views; a view that cannot be evaluated is logged and left out.
+
+        Rows are counted, again only if the file has changed.
+        """
+        path = existing(self.party, "SQLite", self.path)
+        state = state_of(path, path.with_name(f"{path.name}-wal"))  # before anything is read
         with self._connected() as connection:
-            tables = [self._published(connection, *entry) for entry in _rows(connection, _CATALOG)]
-            sums = aggregating(dict(_rows(connection, _VIEWS)), "sqlite")
+            catalog = {entry[0]: entry for entry in _rows(connection, _CATALOG)}
+            wanted = catalog if names is None else [find_table(self.party, catalog, name) for name in names]
+            tables = [self._published(connection, state, *catalog[name]) for name in wanted]
+            views = {name for name in wanted if catalog[name][1] == "view"}
+            sums = aggregating(dict(_rows(connection, _VIEWS)), "sqlite", views) if views else frozenset()
             return [replace(table, aggregates=table.name in sums) for table in tables if table is not None]
 
     @contextmanager
@@ -88,14 +105,18 @@ class SQLite:
                 raise UnavailableError(f"Party {self.party!r}: {_why_closed(str(error), str(path))}") from None
             yield connection
 
-    def _published(self, connection: Any, name: str, *kind: Any) -> SourceTable | None:
+    def _published(self, connection: Any, state: FileState, name: str, *kind: Any) -> SourceTable | None:
+        if name in self._counted and self._counted[name][0] == state:
+            return self._counted[name][1]
         try:
             table = _table(connection, name, *kind)
             [(rows,)] = _rows(connection, f"SELECT count(*) FROM {table.sql}")
         except (DriverError, OSError):
             logger.warning("Party %r: %r cannot be read and is not published", self.party, name)
             return None
-        return SourceTable(name, table.columns, rows)
+        found = SourceTable(name, table.columns, rows)
+        self._counted[name] = (state, found)
+        return found
 
     @contextmanager
     def _evaluating(self, name: str) -> Iterator[None]:
@@ -107,12 +128,13 @@ class SQLite:
     @contextmanager
     def _read(
         self, connection: Any, table: _Table, asked: Sequence[AskedColumn], where: Sequence[Comparison]
-    ) -> Iterator[Any]:
+    ) -> Iterator[Sent]:
         """The answer as Arrow batches; raises `PartyError` when a column turns out to hold values of another class."""
-        with self._evaluating(table.name):
-            position = _position(connection, table, asked)
         parameters: list[Value] = []
-        sql = _query(table, asked, position, where, parameters)
+        pushed = table.condition(asked, where, lambda value: _bound(value, parameters))
+        with self._evaluating(table.name):
+            position = _order(table, asked) if pushed else _position(connection, table, asked)
+        sql = _query(table, asked, position, pushed)
         expected = [type_.storage.arrow for type_ in table.asked_types(asked)]
         try:
             with connection.cursor() as cursor:
@@ -121,7 +143,8 @@ class SQLite:
                 with cursor.fetch_record_batch() as batches:
                     if batches.schema.types[: len(asked)] != expected:
                         raise TypeError("a column changed its type on the way")
-                    yield batches
+                    rows = f"(FROM sent WHERE {SENT_POSITION} >= 0)"
+                    yield Sent(batches, SENT_POSITION, of_all=not pushed, relation=rows)
         except Exception:
             if column := _misfit(connection, table, asked):
                 raise misfit(self.party, table.name, column) from None
@@ -167,15 +190,23 @@ def _type_of_values(connection: Any, name: str, column: str) -> str:
     return type_of_values({kind for (kind,) in classes})
 
 
+def _order(table: _Table, asked: Sequence[AskedColumn]) -> str:
+    """The number of a row among those that are sent."""
+    if table.rowid is not None:
+        return numbered_by([f"t.{table.rowid}"])
+    order = [stored(column) for column in table.key_columns]
+    return numbered_by(order or sorted(f"{stored(column.stored)} COLLATE BINARY" for column in asked))
+
+
 def _position(connection: Any, table: _Table, asked: Sequence[AskedColumn]) -> str:
+    """The number of a row among all of its table."""
     if table.rowid is None:
-        order = [identifier(column) for column in table.key_columns]
-        return numbered_by(order or sorted(f"{identifier(column.stored)} COLLATE BINARY" for column in asked))
+        return _order(table, asked)
     bounds = f"SELECT min({table.rowid}), max({table.rowid}), count(*) FROM {table.sql}"
     [(first, last, rows)] = _rows(connection, bounds)
     if rows and last - first + 1 == rows:  # nothing was deleted: no need to number the rows
-        return f"{table.rowid} - ({first})"
-    return numbered_by([table.rowid])
+        return f"t.{table.rowid} - ({first})"
+    return _order(table, asked)
 
 
 def _misfit(connection: Any, table: _Table, asked: Sequence[AskedColumn]) -> AskedColumn | None:
@@ -187,19 +218,18 @@ def _misfit(connection: Any, table: _Table, asked: Sequence[AskedColumn]) -> Ask
     return None
 
 
-def _query(
-    table: _Table, asked: Sequence[AskedColumn], position: str, where: Sequence[Comparison], parameters: list[Value]
-) -> str:
+def _bound(value: Value, parameters: list[Value]) -> str:
+    parameters.append(value)
+    return "?"
+
+
+def _query(table: _Table, asked: Sequence[AskedColumn], position: str, where: str) -> str:
     """The SELECT to send. Its first row is an example from which the driver learns the types; its position is -1.
 
     The driver guesses a column's type from the first batch, and takes one of NULLs for integers.
     """
-
-    def bound(value: Value) -> str:
-        parameters.append(value)
-        return "?"
-
-    types, stored = table.asked_types(asked), [identifier(column.stored) for column in asked]
+    types = table.asked_types(asked)
     examples = [f"{type_.storage.example} AS {sent_name(index)}" for index, type_ in enumerate(types)]
-    numbered = table.numbered(asked, stored, position, table.condition(asked, where, bound))
+    items = [*table.sent(asked), f"{position} AS {SENT_POSITION}"]
+    numbered = f"SELECT {', '.join(items)} FROM {table.sql} AS t {where}"
     return f"SELECT {', '.join([*examples, f'-1 AS {SENT_POSITION}'])} UNION ALL {numbered}"

@@ -98,6 +98,11 @@ class SQLiteType:
         """The same: DuckDB casts it."""
         return column
 
+    @property
+    def orders_alike(self) -> bool:
+        """Not known: a value may be of any class. SQLite itself numbers rows."""
+        return False
+
     def comparable(self, column: str) -> Comparable | None:
         """How the column compares in SQLite; decimals are sent as text, and SQLite would compare them as text."""
         if self.duckdb.startswith("DECIMAL"):

@@ -11,8 +11,10 @@ _FILE_KINDS = ("duckdb", "sqlite", "parquet", "csv", "arrow")
 _SERVER_KINDS = ("postgresql", "mysql")
 
 
-def open_database(party: str, url: str, *others: str) -> Database:
+def open_database(party: str, url: str, *others: str, most_connections: int | None = None) -> Database:
     """The database behind ``url``; it is first opened when it is read. An error names ``others`` that there are too.
+
+    ``most_connections`` are open at once to a server.
 
     >>> open_database("bank", "oracle://host/db")
     Traceback (most recent call last):
@@ -38,11 +40,11 @@ def open_database(party: str, url: str, *others: str) -> Database:
         case "postgresql" | "postgres":
             from tablepuppet.party.databases.postgresql import PostgreSQL
 
-            return PostgreSQL(party, url)
+            return PostgreSQL(party, url, most_connections)
         case "mysql" | "mariadb":
             from tablepuppet.party.databases.mysql import MySQL
 
-            return MySQL(party, url)
+            return MySQL(party, url, most_connections)
         case other:
             # Only a plain word is repeated: whatever else was typed there may be a password.
             named = f"no database of kind {other!r}" if other.isalnum() else "the URL has no scheme"

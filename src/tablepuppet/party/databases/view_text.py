@@ -6,7 +6,7 @@ several parties is there several times, each with a part: the coordinator warns 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 from sqlglot import Token, TokenType, tokenize
 from sqlglot.errors import SqlglotError
@@ -16,14 +16,22 @@ from tablepuppet.sql.reading import aggregates
 _WORDS = frozenset("GROUP HAVING OVER LIMIT FETCH QUALIFY INTERSECT EXCEPT".split())
 
 
-def aggregating(definitions: Mapping[str, str], dialect: str) -> frozenset[str]:
+def aggregating(definitions: Mapping[str, str], dialect: str, names: Collection[str] | None = None) -> frozenset[str]:
     """The names of views that aggregate, or read one that does; ``definitions`` are by name.
+
+    With ``names``, no other views are looked at than these and those that they read.
 
     >>> views = {"plain": "SELECT a FROM t", "sums": "SELECT a, sum(b) FROM t GROUP BY a", "both": "SELECT a FROM Sums"}
     >>> sorted(aggregating(views, "duckdb"))
     ['both', 'sums']
     """
-    tokens = {name: _tokens(text, dialect) for name, text in definitions.items()}
+    spelled = {name.lower(): name for name in definitions}
+    tokens: dict[str, list[Token]] = {}
+    left = [name for name in definitions if names is None or name in names]
+    while left:
+        if (name := left.pop()) not in tokens:
+            tokens[name] = _tokens(definitions[name], dialect)
+            left += [spelled[word.text.lower()] for word in tokens[name] if word.text.lower() in spelled]
     found = {name for name, words in tokens.items() if _aggregates(words)}
     while more := {
         name

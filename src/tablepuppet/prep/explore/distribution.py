@@ -118,7 +118,7 @@ def mark_of_rows(table: LocalTable, view: str) -> str:
     rows = table.view(view)
     positions = table.snapshot.position(rows.row_ids)
     order = np.lexsort((rows.counts, positions))  # a count belongs to its row
-    mark = hashlib.sha256(positions[order].tobytes())
+    mark = hashlib.sha256(table.snapshot.about_positions.encode() + positions[order].tobytes())
     mark.update(rows.counts[order].astype(np.int64).tobytes())
     return mark.hexdigest()
 
