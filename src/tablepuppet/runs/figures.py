@@ -134,11 +134,11 @@ def setting_text(value: Any) -> str:
 def readable(size: float) -> str:
     """Bytes.
 
-    >>> readable(999), readable(31_234_567)
-    ('999 B', '31.2 MB')
+    >>> readable(999), readable(31_234_567), readable(999_700)
+    ('999 B', '31.2 MB', '1 MB')
     """
     for unit in ("B", "kB", "MB", "GB"):
-        if abs(size) < 1000:
+        if abs(size) < 999.5:  # three digits of more are 1000
             return f"{size:.0f} B" if unit == "B" else f"{size:.3g} {unit}"
         size /= 1000
     return f"{size:,.3g} TB"

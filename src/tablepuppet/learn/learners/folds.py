@@ -78,7 +78,7 @@ class Results(TableResult):
         return TableView(f"{self._title}; a constant has {known}" if known else self._title, sides, rows)
 
     def _has(self, metric: str) -> bool:
-        return any(name.endswith(f"{TEST}{metric}") for name in self.column_names)
+        return any(name == metric or name.endswith(f"{TEST}{metric}") for name in self.column_names)
 
 
 def _cell(name: str, value: Any) -> str:
