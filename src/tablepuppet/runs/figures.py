@@ -122,13 +122,13 @@ def shown(value: Any, digits: int = 4) -> str:
     return f"{value:,}" if isinstance(value, int) else str(value)
 
 
-def setting_text(value: Any) -> str:
+def setting_text(value: Any, digits: int = 4) -> str:
     """A setting, as short as it can be typed.
 
     >>> setting_text(1e-6), setting_text(0.00123456), setting_text(2e4), setting_text("lbfgs"), setting_text((16, 8))
     ('1e-06', '0.001235', '20000', 'lbfgs', '(16, 8)')
     """
-    return number(value).replace(",", "") if isinstance(value, float) else str(value)
+    return number(value, digits).replace(",", "") if isinstance(value, float) else str(value)
 
 
 def readable(size: float) -> str:

@@ -29,6 +29,7 @@ from tablepuppet.spelling import hides, unknown_key
 
 Align = Literal["left", "right"]
 _LINE = "rgba(128, 128, 128, 0.45)"
+_TABLE = "border-collapse: collapse; margin: 0 0 0.75em; color: inherit;"
 _CELL = "padding: 0.25em 0.75em; vertical-align: top; background: none; color: inherit; border: none; "
 _CAPTION = "text-align: left; font-weight: bold; padding: 0.25em 0.75em; color: inherit;"
 _ALIGNED = {
@@ -84,8 +85,8 @@ class TableView:
         body = "".join(f"<tr>{cells}</tr>" for cells in rows)
         caption = f'<caption style="{_CAPTION}">{escape(without_controls(self.title))}</caption>' if self.title else ""
         return (
-            '<div style="overflow-x: auto;"><table style="border-collapse: collapse; margin: 0; color: inherit;">'
-            f'{caption}<thead style="border-bottom: 1px solid {_LINE};"><tr>{head}</tr></thead>'
+            f'<div style="overflow-x: auto;"><table style="{_TABLE}">{caption}'
+            f'<thead style="border-bottom: 1px solid {_LINE};"><tr>{head}</tr></thead>'
             f"<tbody>{body}</tbody></table></div>"
         )
 
