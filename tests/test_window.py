@@ -188,3 +188,12 @@ def test_a_check_of_a_party_fits(tmp_path: Path, columns: int) -> None:
     assert all(line[-1] in "┓┃┩│┘" for line in shown.splitlines() if line[:1] in set("┏┃┡│└"))
     assert re.search(r"│ home_id +│ key +│ aggregate │ - +│", shown)
     assert "publishes 1 table to nobody" in " ".join(shown.split())
+
+
+def test_bounds_are_advised_as_they_are_typed(folder: Path) -> None:
+    """An error of noise without bounds says how a command takes them, and that works."""
+    arguments = ("describe", "federation.toml", "SELECT o.price, o.returned FROM orders o", "--epsilon", "5")
+    refused = tablepuppet(folder, *arguments)
+    [option] = re.findall(r"\(of a command: (--bounds \S+)\)", refused.stderr)
+    done = tablepuppet(folder, *arguments, *option.replace("LOW", "0").replace("HIGH", "10").split())
+    assert done.returncode == 0, done.stderr
