@@ -5,6 +5,7 @@ Input: statistics. Output: a whole page for a file, or a part of one for a noteb
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from html import escape
@@ -251,7 +252,7 @@ def _values(found: Mapping[str, float]) -> str:
     if len(names) <= FEW_VALUES:
         return _bars(CategoryBars(names, counts, sum(counts)), "histogram")
     step, most = WIDTH / len(names), max(counts)
-    every = -(-len(names) // FEW_VALUES)
+    every = max(-(-len(names) // FEW_VALUES), math.ceil(1.5 * LETTER * max(map(len, names)) / step))
     parts = []
     for number, (name, count) in enumerate(zip(names, counts, strict=True)):
         x, height = number * step, HEIGHT * count / most
