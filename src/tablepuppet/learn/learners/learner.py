@@ -66,9 +66,7 @@ class Learner(Planner):
 
     error_kinds: ClassVar[tuple[str, ...]] = ()  # of a joined row, the usual one first
     _own_patience: ClassVar[int] = OWN_PATIENCE  # rounds at least, on rows that the learner held out itself
-    _constant_loss: float | None = (
-        None  # of a model without features on the rows of the fit; None after a fit with noise
-    )
+    _constant_loss: float | None = None  # of no features, on the rows of the fit; None after a fit with noise
 
     l2: float = setting(
         default=1e-6,
