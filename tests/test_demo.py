@@ -27,6 +27,7 @@ def test_demo(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "tablepuppet", "demo", "--folder", "demo", "--json"]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stderr
+    assert done.stderr.startswith("writing the databases of the four owners, once: done")  # it is not silent meanwhile
     shown = json.loads(done.stdout)
     with duckdb.connect() as pooled:
         pooled.execute(f"ATTACH '{tmp_path}/demo/airline.duckdb' AS airline (READ_ONLY)")
@@ -72,6 +73,7 @@ def test_demo_with_parties(small: Path) -> None:
     """Four processes and mutual TLS: the same model as pooled, every party's log tells of it, and none is left."""
     done = subprocess.run(PARTIES, cwd=small, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
+    assert done.stderr.startswith("starting a party for each owner: done")
     shown = json.loads(done.stdout)
     federated, centralised = (shown["results"][name] for name in ("federated", "centralised"))
     assert federated["log_loss"] == pytest.approx(centralised["log_loss"], rel=0.05)  # rare categories are not told
@@ -118,7 +120,8 @@ def test_the_demo_on_a_terminal(small: Path, columns: int) -> None:
     code, shown = on_terminal([*DEMO, "--folder", "demo"], columns, 40, small)
     assert code == 0, shown
     check_screen(
-        shown, columns, "1 Four owners, four databases", "│ weather_queens │", "2 One query over all of them",
+        shown, columns, "Will a flight arrive late?",
+        "1 Four owners, four databases", "│ weather_queens │", "2 One query over all of them",
         "WHERE f.arr_delay IS NOT NULL", "joined rows of 16 features", "3 The plan", "A training round moves",
         "4 Statistics", "│ built ", "5 Learn", "LogisticRegression: converged after", "│ federated   │",
         "│ centralised │", "The learning curve is in demo/curve.png. The databases stay in demo; try:",

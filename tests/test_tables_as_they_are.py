@@ -135,3 +135,61 @@ def test_dir_of_results_and_settings(relation: tp.Relation) -> None:
         assert {name for name in dir(thing) if name in own or name.startswith("_")} <= {"__version__"}
     assert set(dir(tp.bottom)) == {"cnn", "mlp", "register", "registered", "tabnet"}
     assert set(dir(tp)) == {*tp.__all__, "__version__"}
+    assert set(dir(tp.prep)) == set(tp.prep.__all__)
+
+
+def test_dir_of_models_of_linalg(relation: tp.Relation) -> None:
+    """Names of models are in the docs, or numbers of the fit; those of the package itself begin with an underscore."""
+    assert set(dir(tp.linalg)) == set(tp.linalg.__all__)
+    X, y = relation.matrix(), relation.label().astype(float)
+    models: list[Any] = [tp.linalg.lm(X, y), tp.linalg.glm(X, y, family="binomial"), tp.linalg.l2svm(X, y)]
+    models += [tp.linalg.multilogreg(X, y), tp.linalg.lasso(X, y), tp.linalg.steplm(X, y), tp.linalg.naive_bayes(X, y)]
+    models += [tp.linalg.kmeans(X, k=2, seed=0), tp.linalg.pca(X), tp.linalg.lasso(X, y).models[0]]
+    for model in models:
+        assert all(not name.startswith("_") for name in dir(model))
+        assert {"preparation", "facts", "kinds", "title", "parameters"}.isdisjoint(dir(model)), type(model)
+        assert {"save"} < set(dir(model))
+    for model in models[2:4]:
+        most = max(y.mean(), 1 - y.mean())
+        assert model.constant == pytest.approx(most)
+        assert f"(constant {most:.4f})" in str(model.summary())
+
+
+def test_values_of_rows_are_no_counts() -> None:
+    """Beside predictions an id and a year have no commas, and a class is written as in the name of its probability."""
+    orders, items = tables()
+    orders = orders.assign(number=np.arange(120) + 500_000, year=2010 + np.arange(120) % 15)
+    fed = tp.Federation({"mine": {"orders": orders}, "theirs": {"items": items}})
+    rel = fed.sql(f"SELECT o.price, i.kind, o.returned {JOIN}", label="returned")
+    found = tp.LogisticRegression().fit(rel).predict(rel, ids=["o.number", "o.year"])
+    [number, year, said, *chances] = found.table_view().rows[0]
+    assert (number, year) == tuple(str(found[name][0]) for name in ("o.number", "o.year"))
+    assert said in ("False", "True")
+    names = [name.removeprefix("probability=") for name in found.table_view().columns][-2:]
+    assert said == max(zip(chances, names, strict=True))[1]
+
+
+def test_small_numbers_are_readable(relation: tp.Relation) -> None:
+    """Correlations have three decimals, distances of distributions four, whatever their size; what cannot be is `-`."""
+    cells = [cell for row in relation.correlation().table_view().rows for cell in row[1:]]
+    assert all(re.fullmatch(r"-?[01]\.\d{3}", cell) for cell in cells)
+    first, second = relation.split(test=0.5, seed=1)
+    rows = {row[0]: row for row in tp.drift(first, second).table_view().rows}
+    assert all(re.fullmatch(r"\d+\.\d{4}", row[1]) for row in rows.values())
+    assert rows["kind"][2] == "-"
+    assert re.fullmatch(r"\d\.\d{4}", rows["price"][2])
+
+
+def test_a_cross_validation_ends_with_its_means(relation: tp.Relation) -> None:
+    """Not with its last fold: its last event has the means over folds, beside those of a constant."""
+    heard: list[tp.Event] = []
+    stop = relation.events.subscribe(heard.append)
+    found = tp.cross_validate(tp.LogisticRegression(), relation, folds=3)
+    stop()
+    end = heard[-1]
+    assert end.name == "validated"
+    assert end.fields["auc"] == pytest.approx(found["test_auc"].mean())
+    figure = r"\d\.\d{4} \(constant \d\.\d{4}\)"
+    assert re.fullmatch(
+        rf"LogisticRegression, mean of 3 folds: accuracy {figure}, AUC {figure}, log loss {figure}", end.message
+    )

@@ -118,10 +118,11 @@ def test_a_search_ends_with_the_best_five(folder: Path, columns: int) -> None:
     assert code == 0, shown
     assert "✓ LogisticRegression: the best of 6 settings is l2 = " in " ".join(shown.split())
     assert "stopped" not in shown
-    assert "The best 5 of 6 settings, by accuracy" in shown
+    assert "The best 5 of 6 settings, by mean accuracy of the folds held out" in shown
+    assert re.search(r"┃ +l2 ┃ accuracy ┃ std accuracy ┃ +AUC ┃ log loss ┃ seconds ┃", shown)  # in one line, at 80 too
     assert len(re.findall(r"│ +\d+\.\d │$", shown, re.MULTILINE)) == 5  # seconds
     figure = r"\d\.\d{4} \(constant \d\.\d{4}\)"
-    assert re.search(rf"test: accuracy {figure}, AUC {figure}, log loss {figure}", " ".join(shown.split()))
+    assert re.search(rf"test: accuracy {figure}, AUC {figure},\slog loss {figure}", shown)  # no figure without its name
     assert json.loads((folder / f"runs/{columns}" / "search.json").read_text())["metric"] == "accuracy"
 
 
@@ -135,7 +136,7 @@ def test_a_search_in_a_pipe(folder: Path) -> None:
     found = re.findall(r"^l2 = (\S+), fold (\d): accuracy \d\.\d{4} \(.*\((\d) of 4\)$", done.stderr, re.MULTILINE)
     assert sorted(each[:2] for each in found) == [(l2, fold) for l2 in ("0.1", "1e-06") for fold in "01"]
     assert [each[2] for each in found] == list("1234")
-    assert "2 settings, by accuracy" in done.stdout
+    assert "2 settings, by mean accuracy" in done.stdout
 
 
 def test_an_unknown_id_is_found_before_anything_is_read(folder: Path) -> None:
@@ -187,3 +188,12 @@ def test_a_check_of_a_party_fits(tmp_path: Path, columns: int) -> None:
     assert all(line[-1] in "┓┃┩│┘" for line in shown.splitlines() if line[:1] in set("┏┃┡│└"))
     assert re.search(r"│ home_id +│ key +│ aggregate │ - +│", shown)
     assert "publishes 1 table to nobody" in " ".join(shown.split())
+
+
+def test_bounds_are_advised_as_they_are_typed(folder: Path) -> None:
+    """An error of noise without bounds says how a command takes them, and that works."""
+    arguments = ("describe", "federation.toml", "SELECT o.price, o.returned FROM orders o", "--epsilon", "5")
+    refused = tablepuppet(folder, *arguments)
+    [option] = re.findall(r"\(of a command: (--bounds \S+)\)", refused.stderr)
+    done = tablepuppet(folder, *arguments, *option.replace("LOW", "0").replace("HIGH", "10").split())
+    assert done.returncode == 0, done.stderr

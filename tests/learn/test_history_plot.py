@@ -36,7 +36,11 @@ def test_plot_draws_the_history(tmp_path: Path) -> None:
     figure: Any = model.fit(train).plot()
     loss, metric = figure.axes
     assert (loss.get_ylabel(), metric.get_ylabel()) == ("loss", "accuracy")
-    assert lines(loss) == {"rows learned from": [row["loss"] for row in model.history_]}
+    drawn, share = lines(loss), train.label().mean()
+    assert drawn.pop("rows learned from") == [row["loss"] for row in model.history_]
+    [(words, constant)] = drawn.items()  # the loss of a constant is known exactly: that of the shares of the classes
+    assert constant == pytest.approx([-share * np.log(share) - (1 - share) * np.log(1 - share)] * 2)
+    assert words == f"a constant: {constant[0]:.4f}"
     assert figure._repr_png_().startswith(b"\x89PNG")
     model.fit(train, validation=held_out)
     loss, metric = model.plot().axes  # type: ignore[union-attr]

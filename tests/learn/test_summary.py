@@ -152,7 +152,7 @@ def test_how_it_reads(tmp_path: Path) -> None:
     model = tp.LinearRegression().fit(relation)
     assert "summary" in dir(model)
     text = " ".join(str(model.summary()).split())
-    assert "coef is per unit of a column, per std per standard deviation" in text
+    assert "coef: per unit of a column; per std: per standard deviation" in text
     assert "Categories are compared with o.kind=0 (a)" in text
     assert "o.kind=1 (b)" in text
     assert "e+" not in text

@@ -59,6 +59,34 @@ def test_bins_of_whole_numbers(tmp_path: Path) -> None:
     assert relation.histogram("few", bins=10).edges.tolist() == np.histogram(row % 5 - 2, 10)[1].tolist()
 
 
+def test_whole_numbers_are_shown_whole(tmp_path: Path) -> None:
+    """One line per value where no bin holds two, else the least and the greatest number of each bin; the bins
+    themselves are NumPy's. A fraction has bins that meet.
+    """
+    row = np.arange(600)
+    orders = pa.table({"age": row % 5, "year": 2010 + row % 15, "sold": row % 2 == 0, "half": row % 5 / 2})
+    relation = federation(tmp_path, {"store": {"orders": orders}}).sql("SELECT * FROM orders")
+    age, year = relation.histogram("age"), relation.histogram("year", bins=5)
+    assert len(age.counts) == 50
+    assert [line[0] for line in age.table_view().rows] == list("01234")
+    assert [line[1] for line in age.table_view().rows] == ["120"] * 5
+    ends = [["2010", "2012"], ["2013", "2015"], ["2016", "2018"], ["2019", "2021"], ["2022", "2024"]]
+    assert [line[:2] for line in year.table_view().rows] == ends
+    assert [line[0] for line in relation.histogram("sold").table_view().rows] == ["false", "true"]
+    assert relation.histogram("half", bins=2).ends() == [["0", "1"], ["1", "2"]]
+
+
+def test_no_number_is_cut_by_the_edge(tmp_path: Path) -> None:
+    """Numbers below bars, about six units wide for each letter, lie within the drawing."""
+    orders = pa.table({"year": 1995 + np.arange(600) % 28})
+    page = federation(tmp_path, {"store": {"orders": orders}}).sql("SELECT * FROM orders").profile()._repr_html_()
+    found = re.findall(r'<text x="([\d.]+)" y="102" text-anchor="middle">(\d+)</text>', page)
+    assert found[0][1] == "1995"
+    places = [float(x) for x, _ in found]
+    assert all(12 <= place <= 288 for place in places)
+    assert min(np.diff(places)) > 26  # and none touches the next
+
+
 def test_a_logarithm_is_advised_for_a_right_tail_only(tmp_path: Path) -> None:
     """A column with a long tail to the left is said to have one, without that advice: a logarithm makes it longer."""
     tail = np.random.default_rng(0).lognormal(0, 2, 600)

@@ -14,6 +14,7 @@ from tablepuppet.errors import LearnError
 from tablepuppet.runs import default_readers as module
 from tablepuppet.runs.default_readers import default_readers
 from tablepuppet.runs.events import Events, one_run
+from tablepuppet.runs.fitted_text import fitted
 from tablepuppet.runs.progress import LineReader, ProgressReader, SlowReader
 from tests.terminal import rendered
 
@@ -54,7 +55,7 @@ def test_a_narrow_terminal_breaks_between_words() -> None:
     assert "…" not in text
     assert all(len(line) <= 40 for line in text.splitlines())
     words = " ".join(text.split())
-    assert "reading tables and blinding keys at their parties (0.0 s)" in words
+    assert re.search(r"reading tables and blinding keys at their parties \(\d\.\d s\)", words)
     assert "one column of those that were selected is left out: it has one value" in words
 
 
@@ -214,6 +215,13 @@ def test_lines_of_a_script_go_to_standard_error(capsys: pytest.CaptureFixture[st
     assert capsys.readouterr() == ("", "tablepuppet: round 1\n")
 
 
+def drawn(reader: ProgressReader, columns: int) -> list[str]:
+    """What a reader shows while stages run."""
+    paper = Console(file=io.StringIO(), width=columns)
+    paper.print(reader._draw())
+    return paper.file.getvalue().splitlines()  # type: ignore[attr-defined, no-any-return]
+
+
 @pytest.mark.parametrize(("columns", "more"), [(110, " · at most 300"), (80, " · at most 300"), (64, "")])
 def test_a_round_takes_one_line(columns: int, more: str) -> None:
     """In a narrow window it leaves out how many there are in a second, then how many there may be; not the time."""
@@ -221,9 +229,46 @@ def test_a_round_takes_one_line(columns: int, more: str) -> None:
     reader = ProgressReader(terminal, patience=0.0)
     done = Events([reader]).progress("fit", "round 0", 300)
     done(12, "round 12 · loss 0.5118 · accuracy 0.7644 · 41.4 MB")
-    paper = Console(file=io.StringIO(), width=columns)
-    paper.print(reader._draw())
+    [line] = drawn(reader, columns)
     reader.rest()
-    [line] = paper.file.getvalue().splitlines()  # type: ignore[attr-defined]
     said = re.sub(r" · [\d,]+/s", "", line)
     assert re.search(rf"round 12 · loss 0.5118 · accuracy 0.7644 · 41.4 MB{more} \([\d.]+ s\)$", said)
+
+
+@pytest.mark.parametrize("columns", [80, 110])
+def test_a_search_takes_two_lines_while_it_runs(columns: int) -> None:
+    """What was last measured, and the fit of now, each in a line of its own, so that nothing jumps. The time is that
+    of the fit, also where several take turns.
+    """
+    terminal = Console(file=io.StringIO(), force_terminal=True, width=columns, legacy_windows=False)
+    reader = ProgressReader(terminal, patience=0.0)
+    events, rounds = (
+        Events([reader]),
+        "l2 = 1e-06: round {} · loss 0.5829 · accuracy 0.7063 · validation loss 0.61 · 1 MB",
+    )
+    with one_run():
+        done = events.progress("search", "LogisticRegression: trying 5 settings on 4 folds", 20)
+        with one_run("fold 0"):
+            first = events.progress("fit", rounds.format(0), 400)
+            time.sleep(0.15)
+            with one_run("fold 1"):
+                events.progress("fit", rounds.format(0), 400)
+        done(16, "l2 = 0.0001, fold 3: accuracy 0.7063 (constant 0.6963)")
+        first(1, rounds.format(1))
+        lines = drawn(reader, columns)
+        reader.rest()
+    assert len(lines) == 2
+    assert re.search(r"l2 = 0\.0001, fold 3: accuracy 0\.7063 \(constant 0\.6963\) \(16 of 20, \d\.\d s\)$", lines[0])
+    assert "━" in lines[0] or columns == 80  # a bar, where it leaves enough room
+    [taken] = re.findall(r"· fold 0: l2 = 1e-06: round 1 · loss 0\.5829 · accuracy 0\.7063.* \((\d\.\d) s\)$", lines[1])
+    assert float(taken) > 0
+
+
+def test_facts_are_not_broken() -> None:
+    """A line ends between facts, not between a number and its name or unit."""
+    text = "train: accuracy 0.7053 (constant 0.6965), AUC 0.6504, log loss 0.5833 (constant 0.6138), 31 MB"
+    for width in range(40, len(text)):
+        for line in fitted(text, width).splitlines():
+            assert len(line) <= width
+            assert line.endswith((",", "31 MB", "train:"))
+    assert fitted("a 1 (constant 2)", 12).splitlines() == ["a 1", "(constant 2)"]  # where a fact is longer than a line

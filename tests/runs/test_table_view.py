@@ -33,7 +33,7 @@ def test_html_escapes_everything_and_aligns_numbers() -> None:
     html = VIEW.html()
     assert "<script>" not in html
     assert "[red]&lt;script&gt;" in html
-    assert "A [b] &amp; c</caption>" in html
+    assert "A [b] &amp; c</div><div" in html  # above the table: its caption would be as narrow as it is
     assert re.findall(r"<td [^>]*text-align: (\w+)[^>]*>([^<]*)<", html) == [
         ("left", "[red]&lt;script&gt;"), ("right", "1"), ("left", "items[]"), ("right", "12,000"),
     ]  # fmt: skip

@@ -75,9 +75,12 @@ def demo(
     as_json: JsonOption = False,
 ) -> None:
     """Show all steps on real data: flights, aircraft and weather in four databases of four owners."""
-    from tablepuppet.demo import run_demo  # its data is an extra: the other commands do without
-
     with Screen() as screen:
+        if not as_json:
+            screen.text("Will a flight arrive late?")  # it takes seconds to load what answers it
+
+        from tablepuppet.demo import run_demo  # its data is an extra: the other commands do without
+
         run_demo(folder, screen, as_json=as_json, parties=parties, verbose=verbose)
 
 
@@ -203,10 +206,11 @@ def _best(results: list[dict[str, Any]], metric: str, constant: dict[str, float]
     left_out = [
         name for name in results[0] if name.startswith(("mean_train_", "std_")) and name != f"std_test_{metric}"
     ]
-    shown = [{name: row[name] for name in row if name not in left_out} for row in results[:BEST]]
+    heads = {name: name.removeprefix("mean_test_").replace("std_test_", "std_") for name in results[0]}
+    shown = [{heads[name]: row[name] for name in row if name not in left_out} for row in results[:BEST]]
     every = f"{len(results)} settings"
     how = f"The best {len(shown)} of {every}" if len(shown) < len(results) else every
-    return Results(f"{how}, by {metric_name(metric)}", shown, constant)
+    return Results(f"{how}, by mean {metric_name(metric)} of the folds held out", shown, constant)
 
 
 @app.command(rich_help_panel=LEARN)

@@ -30,6 +30,7 @@ from tablepuppet.learn.loss.measures import Metrics
 from tablepuppet.prep.explore.describe import Description
 from tablepuppet.privacy.private_file import write_output_file
 from tablepuppet.relation import Relation
+from tablepuppet.runs.events import Events
 from tablepuppet.runs.figures import metric, metric_name
 from tablepuppet.runs.table_view import TableView, aligned
 from tablepuppet.runs.wide_table import WideTable
@@ -69,14 +70,15 @@ def run_demo(
     the folder. With ``parties`` every owner is a process of its own, called by mutual TLS; the databases are then
     pooled in this process only to compare.
     """
-    if not (folder / "federation.toml").exists():
-        build_databases(folder)
     show = _Steps(None if as_json else screen, verbose)
+    events = Events([screen.reader])
+    if not (folder / "federation.toml").exists():
+        build_databases(folder, events)
     here = Federation.load(folder / "federation.toml", callbacks=[screen.reader])
     if not parties:
         facts, results = _learn(folder, here, None, show)
     else:
-        with services(folder) as running:
+        with services(folder, events) as running:
             federation = running.federation([screen.reader])
             facts, results = _learn(folder, federation, here, show)
         show.step("What crossed the wire, by mutual TLS")
@@ -100,7 +102,8 @@ class _Steps:
         """A step begins."""
         self._number += 1
         if self._screen is not None:
-            self._screen.text("" if self._number > 1 else "Will a flight arrive late?")
+            if self._number > 1:
+                self._screen.text("")
             self._screen.print(Text(f"{self._number} {title}", style="bold"))
 
     def print(self, what: Any) -> None:
@@ -285,9 +288,10 @@ def draw_curve(results: dict[str, Result], path: Path) -> None:
     write_output_file(path, drawn.getvalue())
 
 
-def build_databases(folder: Path) -> None:
+def build_databases(folder: Path, events: Events | None = None) -> None:
     """Put the tables where their owners would keep them; all or nothing."""
     data = _package_data()
+    done = (events or Events()).progress("build", "writing the databases of the four owners, once", 4)
     folder.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=folder.parent, prefix=".tablepuppet-demo-") as scratch:
         made = Path(scratch) / "demo"
@@ -295,14 +299,18 @@ def build_databases(folder: Path) -> None:
         with zipfile.ZipFile(data / "flights.csv.zip") as archive:
             archive.extract("flights.csv", scratch)
         _airline(made / "airline.duckdb", Path(scratch) / "flights.csv")
+        done(1)
         _registry(made / "registry.sqlite", data / "planes.csv")
+        done(2)
         _weather(made / "weather_newark", data / "weather.csv", "origin = 'EWR'")
+        done(3)
         _weather(made / "weather_queens", data / "weather.csv", "origin IN ('JFK', 'LGA')")
         (made / "federation.toml").write_text(FEDERATION)
         if folder.exists():
             shutil.copytree(made, folder, dirs_exist_ok=True)
         else:
             shutil.move(made, folder)
+    done(4)
 
 
 def _package_data() -> Path:

@@ -18,7 +18,7 @@ from tablepuppet.errors import PartyError
 from tablepuppet.federation import Federation, Tls
 from tablepuppet.party.blinding_key import new_blinding_key
 from tablepuppet.privacy.certificates import issue, new_authority
-from tablepuppet.runs.events import Reader
+from tablepuppet.runs.events import Events, Reader
 
 ANALYST = "analyst"
 STOPPING = 20.0  # seconds for a party to end by itself
@@ -90,13 +90,17 @@ class Services:
 
 
 @contextmanager
-def services(folder: Path) -> Iterator[Services]:
+def services(folder: Path, events: Events) -> Iterator[Services]:
     """The parties of a demonstration's folder as processes, until the context ends, however it ends."""
-    made = folder / "services"
+    made, urls = folder / "services", {}
+    done = events.progress("start", "starting a party for each owner", len(OWNERS))
     write_party_files(made)
     with ExitStack() as stack:
         started = {name: stack.enter_context(_process(made / name)) for name in OWNERS}
-        yield Services(made, {name: _address(name, made, process) for name, process in started.items()})
+        for name, process in started.items():
+            urls[name] = _address(name, made, process)
+            done(len(urls))
+        yield Services(made, urls)
         for process in started.values():  # all at once; each is waited for when the stack unwinds
             process.terminate()
 

@@ -23,7 +23,7 @@ from tablepuppet.runs.figures import number
 from tablepuppet.runs.records import TripRecord
 from tablepuppet.spelling import hides
 
-ENDED_BY = {"fitted": "fit", "searched": "search"}  # a stage that ends by the event that says how
+ENDED_BY = {"fitted": "fit", "searched": "search", "validated": "folds"}  # a stage that ends by the event that says how
 UP_TO = frozenset({"fit", "pretrain"})  # stages that end when they are good enough: their total is a limit
 Kind = Literal["progress", "info", "warning", "trip"]
 State = Literal["runs", "ended", "stopped"]

@@ -122,23 +122,23 @@ def shown(value: Any, digits: int = 4) -> str:
     return f"{value:,}" if isinstance(value, int) else str(value)
 
 
-def setting_text(value: Any) -> str:
+def setting_text(value: Any, digits: int = 4) -> str:
     """A setting, as short as it can be typed.
 
     >>> setting_text(1e-6), setting_text(0.00123456), setting_text(2e4), setting_text("lbfgs"), setting_text((16, 8))
     ('1e-06', '0.001235', '20000', 'lbfgs', '(16, 8)')
     """
-    return number(value).replace(",", "") if isinstance(value, float) else str(value)
+    return number(value, digits).replace(",", "") if isinstance(value, float) else str(value)
 
 
 def readable(size: float) -> str:
     """Bytes.
 
-    >>> readable(999), readable(31_234_567)
-    ('999 B', '31.2 MB')
+    >>> readable(999), readable(31_234_567), readable(999_700)
+    ('999 B', '31.2 MB', '1 MB')
     """
     for unit in ("B", "kB", "MB", "GB"):
-        if abs(size) < 1000:
+        if abs(size) < 999.5:  # three digits of more are 1000
             return f"{size:.0f} B" if unit == "B" else f"{size:.3g} {unit}"
         size /= 1000
     return f"{size:,.3g} TB"

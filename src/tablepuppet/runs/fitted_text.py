@@ -10,6 +10,9 @@ import textwrap
 from rich.cells import cell_len
 
 UNBOUNDED = 120  # letters of a line where there is no window
+# Spaces at which no line breaks: within "log loss 0.5833 (constant 0.6138)", "1.3 s" and "31.2 MB".
+_GLUE = re.compile(r"(?<=\blog) (?=loss\b)|(?<=\w) (?=\d\S*)|(?<=\d) (?=\(constant\b|(?:s|min|[kMG]?B)\b)")
+_GLUED = "\N{NO-BREAK SPACE}"
 
 
 def window_width() -> int:
@@ -22,6 +25,9 @@ def window_width() -> int:
 def fitted(text: str, width: int) -> str:
     """The text in lines that are no longer than the width, unless a single word is.
 
+    >>> print(fitted("AUC 0.6504 (constant 0.5000), log loss 0.5833 (constant 0.6138)", 40))
+    AUC 0.6504 (constant 0.5000),
+    log loss 0.5833 (constant 0.6138)
     >>> print(fitted("LIMIT is not supported here\\n  line 1: SELECT a FROM t LIMIT 3\\n" + " " * 26 + "^^^^^^^", 27))
     LIMIT is not supported here
       line 1: …a FROM t LIMIT 3
@@ -40,10 +46,11 @@ def fitted(text: str, width: int) -> str:
 def _wrapped(line: str, width: int) -> list[str]:
     if cell_len(line) <= width:
         return [line]
-    indent = line[: len(line) - len(line.lstrip())]
-    return textwrap.wrap(
-        line, width, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False
-    )  # fmt: skip
+    indent, glued = line[: len(line) - len(line.lstrip())], _GLUE.sub(_GLUED, line)
+    lines = textwrap.wrap(glued, width, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)
+    if any(cell_len(each) > width for each in lines):  # a few words that should be together are too long for that
+        lines = textwrap.wrap(line, width, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)
+    return [each.replace(_GLUED, " ") for each in lines]
 
 
 def _cut(line: str, carets: str, width: int) -> list[str]:

@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import Callable
 
+from rich.cells import cell_len
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.progress_bar import ProgressBar
@@ -86,17 +87,20 @@ class ProgressReader:
 
 
 def _line_of(stage: Stage, moving: RenderableType, width: int) -> Table:
-    """A stage as a line: a mark or what moves, a bar if it is known how much is done, and a text that fits."""
-    runs = stage.state == "runs"
+    """A stage as a line: a mark or what moves, a bar if it is known how much is done, and a text that fits.
+
+    What runs has no bar where its text would take a second line then: it would jump up and down with every step.
+    """
+    runs, share = stage.state == "runs", stage.share
     cells: list[RenderableType] = [moving if runs else Text(stage.mark)]
-    if runs and stage.share is not None:
-        cells.append(ProgressBar(total=1.0, completed=stage.share, width=BAR))
+    if runs and share is not None and cell_len(stage.fitted(width - BAR - 1)) < width - BAR:
+        cells.append(ProgressBar(total=1.0, completed=share, width=BAR))
         width -= BAR + 1
     line = Table.grid(padding=(0, 1, 0, 0))
     for _ in cells:
         line.add_column(no_wrap=True)
     line.add_column(overflow="fold")
-    line.add_row(*cells, Text(stage.fitted(width)))
+    line.add_row(*cells, Text(fitted(stage.fitted(width), width)))
     return line
 
 

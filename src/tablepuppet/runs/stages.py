@@ -32,10 +32,11 @@ class Stage:
     now: float = field(default_factory=time.monotonic)
     state: State = "runs"
     rate: float | None = None  # steps per second
-    inner: Stage | None = None  # what goes on within it now
+    inner: Stage | None = None  # what goes on within it now: of several fits that take turns, the last heard of
     is_inner: bool = False  # whether it goes on within another
     has_news: bool = False  # whether the last step has said something of its own
     _since: tuple[float, int] | None = None  # when its steps were first counted, and how many they were
+    _within: dict[str | None, Stage] = field(default_factory=dict)  # fits within it that have not ended, by their run
 
     @property
     def seconds(self) -> float:
@@ -67,8 +68,8 @@ class Stage:
         """The same without what is least worth knowing, where it would be longer than a line.
 
         >>> stage = Stage("fit", "5e0c41d2", "round 52 · loss 0.5000", 52, 400, 0.0, 8.6, rate=6.04)
-        >>> stage.fitted(45), stage.fitted(30)
-        ('round 52 · loss 0.5000 · at most 400 (8.6 s)', 'round 52 · loss 0.5000 (8.6 s)')
+        >>> stage.fitted(45), stage.fitted(30), stage.fitted(20)
+        ('round 52 · loss 0.5000 · at most 400 (8.6 s)', 'round 52 · loss 0.5000 (8.6 s)', 'round 52 (8.6 s)')
         """
         more, facts = [], list[str]()
         if self.state != "ended":
@@ -78,7 +79,10 @@ class Stage:
             elif self.total > 1:
                 facts.append(f"{self.done:,} of {self.total:,}")
         facts += [seconds(self.seconds)] + ["stopped"] * (self.state == "stopped")
-        lines = [f"{' · '.join([self.message, *more[start:]])} ({', '.join(facts)})" for start in range(len(more) + 1)]
+        parts = self.message.split(" · ")
+        shorter = [parts[:end] for end in range(len(parts) - 1, 0, -1)] if self.state == "runs" else []
+        texts = [[self.message, *more[start:]] for start in range(len(more) + 1)] + shorter
+        lines = [f"{' · '.join(text)} ({', '.join(facts)})" for text in texts]
         return next((line for line in lines if width is None or cell_len(line) <= width), lines[-1])
 
     def advance(self, event: Event) -> None:
@@ -93,6 +97,26 @@ class Stage:
                 self.rate = (self.done - before) / (self.now - begun)
         ends = self.done >= self.total and event.name not in ENDED_BY.values()
         self.state = "ended" if ends else "runs"
+
+    def within(self, event: Event) -> Stage:
+        """Read how far a fit within it is."""
+        stage = self._within.get(event.run)
+        if stage is None:
+            stage = self._within[event.run] = Stage(event.name, event.run, event.text, 0, 0, is_inner=True)
+        stage.advance(event)
+        if stage.state == "ended" and stage.name not in GOES_ON_AS:
+            self.forget(event.run)
+        self.inner = stage
+        return stage
+
+    def forget(self, run: str | None) -> None:
+        """A fit within it has ended."""
+        self._within.pop(run, None)
+
+    def end_within(self) -> None:
+        """Nothing goes on within it any more."""
+        self.inner = None
+        self._within.clear()
 
     def is_worth_showing(self, patience: float = PATIENCE) -> bool:
         """Whether it says how it ended, or takes its time."""
@@ -122,11 +146,14 @@ class Stages:
             self._forget()
         outer = self._around(event)
         if event.kind == "progress":
-            return self._advance(event) if outer is None else self._advance_within(outer, event)
+            return self._advance(event) if outer is None else outer.within(event)
         name = ENDED_BY.get(event.name)
+        if name is not None and outer is not None:
+            outer.forget(event.run)
         stage = None if name is None or outer is not None else self._running(event.run, name)
         if stage is not None:
-            stage.message, stage.state, stage.now, stage.inner = event.message, "ended", time.monotonic(), None
+            stage.message, stage.state, stage.now = event.message, "ended", time.monotonic()
+            stage.end_within()
         return stage
 
     def settle(self) -> None:
@@ -136,7 +163,7 @@ class Stages:
                 stage.now = time.monotonic()
                 stage.state = "runs" if stage.run is None else state_of(stage.run)
             if stage.state != "runs":
-                stage.inner = None
+                stage.end_within()
             elif stage.inner is not None:
                 stage.inner.now = stage.now
 
@@ -145,7 +172,7 @@ class Stages:
         self.settle()
         for stage in self.lines:
             stage.state = "stopped" if stage.state == "runs" else stage.state
-            stage.inner = None
+            stage.end_within()
 
     def _forget(self) -> None:
         """Forget stages that ended long ago: a script may predict a million times."""
@@ -173,15 +200,8 @@ class Stages:
             self.lines.append(stage)
         stage.advance(event)
         if stage.state != "runs":
-            stage.inner = None
+            stage.end_within()
         return stage
-
-    def _advance_within(self, outer: Stage, event: Event) -> Stage:
-        inner = outer.inner
-        if inner is None or inner.run != event.run:
-            inner = outer.inner = Stage(event.name, event.run, event.text, 0, 0, is_inner=True)
-        inner.advance(event)
-        return inner
 
     def _running(self, run: str | None, name: str) -> Stage | None:
         found = (stage for stage in reversed(self.lines) if (stage.run, stage.name) == (run, name))

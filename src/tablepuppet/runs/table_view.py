@@ -29,8 +29,9 @@ from tablepuppet.spelling import hides, unknown_key
 
 Align = Literal["left", "right"]
 _LINE = "rgba(128, 128, 128, 0.45)"
+_TABLE = "border-collapse: collapse; margin: 0 0 0.75em; color: inherit;"
 _CELL = "padding: 0.25em 0.75em; vertical-align: top; background: none; color: inherit; border: none; "
-_CAPTION = "text-align: left; font-weight: bold; padding: 0.25em 0.75em; color: inherit;"
+_TITLE = "font-weight: bold; padding: 0.25em 0.75em; color: inherit;"
 _ALIGNED = {
     "left": "text-align: left; white-space: normal; max-width: 60em;",
     "right": "text-align: right; white-space: nowrap; font-variant-numeric: tabular-nums;",
@@ -82,10 +83,11 @@ class TableView:
         head = "".join(_cell("th", name, align) for name, align in self.columns.items())
         rows = ("".join(_cell("td", cell, align) for cell, align in zip(row, sides, strict=True)) for row in self.rows)
         body = "".join(f"<tr>{cells}</tr>" for cells in rows)
-        caption = f'<caption style="{_CAPTION}">{escape(without_controls(self.title))}</caption>' if self.title else ""
+        # No caption: that would be as narrow as the table.
+        title = f'<div style="{_TITLE}">{escape(without_controls(self.title))}</div>' if self.title else ""
         return (
-            '<div style="overflow-x: auto;"><table style="border-collapse: collapse; margin: 0; color: inherit;">'
-            f'{caption}<thead style="border-bottom: 1px solid {_LINE};"><tr>{head}</tr></thead>'
+            f'{title}<div style="overflow-x: auto;"><table style="{_TABLE}">'
+            f'<thead style="border-bottom: 1px solid {_LINE};"><tr>{head}</tr></thead>'
             f"<tbody>{body}</tbody></table></div>"
         )
 

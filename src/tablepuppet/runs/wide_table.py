@@ -14,6 +14,8 @@ from rich.measure import Measurement
 from rich.table import Column, Table
 from rich.text import Text
 
+from tablepuppet.runs.fitted_text import fitted
+
 BETWEEN = 3  # letters between two columns: padding and a line
 FRAME = 4  # letters at both ends of a row
 LONG, NARROW = 20, 16  # a cell of more letters than LONG is wrapped, in a column that may be as narrow as NARROW
@@ -28,7 +30,7 @@ class WideTable:
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         if self._title is not None:  # rich would wrap it to the width of the table
-            yield Text(str(self._title), style="table.title")
+            yield Text(fitted(str(self._title), options.max_width), style="table.title")
         yield from self._parts(console, options)
 
     def _parts(self, console: Console, options: ConsoleOptions) -> Iterator[Table]:

@@ -15,3 +15,7 @@ __all__ = [
     "GLM", "L2SVM", "LM", "PCA", "KMeans", "Lasso", "LassoPath", "MultiLogReg", "NaiveBayes", "StepLM",
     "cor", "glm", "kmeans", "l2svm", "lasso", "lm", "multilogreg", "naive_bayes", "pca", "steplm",
 ]  # fmt: skip
+
+
+def __dir__() -> list[str]:
+    return __all__

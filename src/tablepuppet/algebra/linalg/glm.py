@@ -48,7 +48,7 @@ SEPARATED = 1e-6  # of the null deviance: so little is left only if the columns 
 class GLM(EstimatedFit):
     """A generalised linear model."""
 
-    title: ClassVar[str] = "Generalised linear model"
+    _title: ClassVar[str] = "Generalised linear model"
     family: str
     link: str
     rows: int
@@ -63,7 +63,7 @@ class GLM(EstimatedFit):
         matrix = matrix_of(rows, self)
         return LINKS[self.link].inverse(self.scores(matrix) + _offset(offset, matrix.shape[0]))
 
-    def facts(self) -> dict[str, object]:
+    def _facts(self) -> dict[str, object]:
         """The family, and how far means are from labels."""
         return {
             "family": self.family, "link": self.link, "observations": self.rows,

@@ -5,6 +5,7 @@ loss of a row = max(0, 1 - y s)^2 / 2,     s = x w + b, y = -1 or 1
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,8 +17,9 @@ from numpy.typing import ArrayLike, NDArray
 from tablepuppet.algebra.array import LazyArray
 from tablepuppet.algebra.linalg.linear_fit import LinearFit, Rows, by_column
 from tablepuppet.algebra.linalg.newton import check_settings, minimise
-from tablepuppet.algebra.linalg.program import classes_of, program
+from tablepuppet.algebra.linalg.program import classes_of, most_frequent, program
 from tablepuppet.errors import LearnError
+from tablepuppet.runs.figures import beside
 
 Array = NDArray[np.float64]
 
@@ -31,16 +33,17 @@ class L2SVM(LinearFit):
     objective: float  # mean loss and penalty
     accuracy: float  # on the rows of the fit
     support: int  # rows within the margin
+    constant: float = math.nan  # the accuracy of the most frequent class
 
     def predict(self, rows: Rows) -> NDArray[np.generic]:
         """The class of every row of a relation; one trip."""
         return np.asarray(self.classes[(self.scores(rows) > 0).astype(int)])
 
-    def facts(self) -> dict[str, object]:
+    def _facts(self) -> dict[str, object]:
         """How well the fit separates its own rows."""
         return {
             "observations": self.rows, "class above zero": str(self.classes[1]), "objective": self.objective,
-            "accuracy": self.accuracy, "rows within the margin": self.support,
+            "accuracy": beside("accuracy", self.accuracy, self.constant), "rows within the margin": self.support,
         }  # fmt: skip
 
 
@@ -85,5 +88,5 @@ def l2svm(
     right = np.mean(signs * (2 * (least.scores > 0) - 1) > 0)  # means and sums, since scores may be at the parties
     return L2SVM(
         by_column(X, least.coef[:, 0]), float(least.intercept[0]), X.preparation, classes, len(signs),
-        least.objective, float(right), round(float(np.sum(signs * least.scores < 1))),
+        least.objective, float(right), round(float(np.sum(signs * least.scores < 1))), most_frequent(numbers),
     )  # fmt: skip

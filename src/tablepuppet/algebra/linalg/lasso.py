@@ -34,7 +34,7 @@ class Lasso(LinearFit):
 
     alpha: float
 
-    def facts(self) -> dict[str, object]:
+    def _facts(self) -> dict[str, object]:
         """Its penalty, and how many columns it left."""
         return {"alpha": self.alpha, "coefficients that are not zero": int(np.count_nonzero(np.asarray(self.coef)))}
 

@@ -46,7 +46,7 @@ class LinearFit(LinalgModel):
         """The predicted label of every row of a relation; one trip."""
         return self.scores(rows)
 
-    def facts(self) -> dict[str, object]:
+    def _facts(self) -> dict[str, object]:
         """What a summary says of the fit as a whole."""
         return {}
 
@@ -61,14 +61,14 @@ class LinearFit(LinalgModel):
             [known.get(name, name), *(number(value) for value in np.ravel(values).tolist())]
             for name, values in {"intercept": self.intercept, **self.coef}.items()
         ]
-        return Summary(facts_view(type(self).__name__, self.facts()), TableView(UNITS, sides, rows))
+        return Summary(facts_view(type(self).__name__, self._facts()), TableView(UNITS, sides, rows))
 
 
 @dataclass(frozen=True, repr=False)
 class EstimatedFit(LinearFit):
     """A fit whose coefficients have standard errors."""
 
-    title: ClassVar[str]
+    _title: ClassVar[str]
     estimates: Estimates
 
     def summary(self, categories: Categories | None = None) -> Summary:
@@ -76,7 +76,7 @@ class EstimatedFit(LinearFit):
 
         ``categories``, such as ``X.categories``, gives names to codes of categories.
         """
-        return self.estimates.summary(self.title, self.facts(), self.coef, categories)
+        return self.estimates.summary(self._title, self._facts(), self.coef, categories)
 
 
 def matrix_of(rows: Rows, fitted: Prepared) -> LazyArray:

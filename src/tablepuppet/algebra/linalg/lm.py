@@ -35,13 +35,13 @@ NEARLY = (
 class LM(EstimatedFit):
     """A least-squares fit."""
 
-    title: ClassVar[str] = "Least squares"
+    _title: ClassVar[str] = "Least squares"
     rows: int
     residual_squares: float  # |y - D b|^2
     total_squares: float  # |y - mean|^2
 
     @property
-    def parameters(self) -> int:
+    def _parameters(self) -> int:
         """Coefficients, the intercept included."""
         return len(self.estimates.names)
 
@@ -53,15 +53,15 @@ class LM(EstimatedFit):
     @property
     def adjusted_r2(self) -> float:
         """The same, corrected for the number of coefficients."""
-        return 1 - (1 - self.r2) * (self.rows - 1) / (self.rows - self.parameters)
+        return 1 - (1 - self.r2) * (self.rows - 1) / (self.rows - self._parameters)
 
     @property
     def f_statistic(self) -> float:
         """Explained over residual variance; NaN without columns."""
-        explained, slopes = self.total_squares - self.residual_squares, self.parameters - 1
+        explained, slopes = self.total_squares - self.residual_squares, self._parameters - 1
         if not slopes:
             return math.nan
-        return float(np.divide(explained / slopes, self.residual_squares / (self.rows - self.parameters)))
+        return float(np.divide(explained / slopes, self.residual_squares / (self.rows - self._parameters)))
 
     @property
     def log_likelihood(self) -> float:
@@ -72,20 +72,20 @@ class LM(EstimatedFit):
     @property
     def aic(self) -> float:
         """Akaike's criterion, 2 p - 2 log-likelihood, as statsmodels counts p: without the variance."""
-        return 2 * self.parameters - 2 * self.log_likelihood
+        return 2 * self._parameters - 2 * self.log_likelihood
 
     @property
     def bic(self) -> float:
         """The Bayesian criterion, p log(n) - 2 log-likelihood."""
-        return self.parameters * math.log(self.rows) - 2 * self.log_likelihood
+        return self._parameters * math.log(self.rows) - 2 * self.log_likelihood
 
-    def facts(self) -> dict[str, object]:
+    def _facts(self) -> dict[str, object]:
         """How well the columns explain the label."""
-        left = self.rows - self.parameters
+        left = self.rows - self._parameters
         return {
             "observations": self.rows, "residual df": left, "R-squared": self.r2,
             "adjusted R-squared": self.adjusted_r2, "F-statistic": self.f_statistic,
-            "P(F)": float(fdtrc(max(self.parameters - 1, 1), left, self.f_statistic)),
+            "P(F)": float(fdtrc(max(self._parameters - 1, 1), left, self.f_statistic)),
             "residual std error": math.sqrt(self.residual_squares / left), "log-likelihood": self.log_likelihood,
             "AIC": self.aic, "BIC": self.bic,
         }  # fmt: skip

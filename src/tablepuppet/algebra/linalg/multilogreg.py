@@ -7,6 +7,7 @@ Two classes have one score, that of the second: the first one's is zero.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,7 +20,8 @@ from scipy.special import logsumexp, softmax
 from tablepuppet.algebra.array import LazyArray
 from tablepuppet.algebra.linalg.linear_fit import LinearFit, Rows, by_column
 from tablepuppet.algebra.linalg.newton import check_settings, minimise
-from tablepuppet.algebra.linalg.program import classes_of, program
+from tablepuppet.algebra.linalg.program import classes_of, most_frequent, program
+from tablepuppet.runs.figures import beside
 
 Array = NDArray[np.float64]
 
@@ -32,6 +34,7 @@ class MultiLogReg(LinearFit):
     rows: int
     log_likelihood: float
     accuracy: float  # on the rows of the fit
+    constant: float = math.nan  # that of the most frequent class
 
     def predict_proba(self, rows: Rows) -> Array:
         """The probability of every class, (rows, classes); one trip."""
@@ -42,11 +45,11 @@ class MultiLogReg(LinearFit):
         """The most likely class of every row of a relation; one trip."""
         return np.asarray(self.classes[np.argmax(self.predict_proba(rows), axis=1)])
 
-    def facts(self) -> dict[str, object]:
+    def _facts(self) -> dict[str, object]:
         """The likelihood and accuracy on the rows of the fit."""
         return {
             "observations": self.rows, "classes": len(self.classes), "log-likelihood": self.log_likelihood,
-            "accuracy": self.accuracy,
+            "accuracy": beside("accuracy", self.accuracy, self.constant),
         }  # fmt: skip
 
 
@@ -102,7 +105,7 @@ def multilogreg(
     loss = LogLoss(numbers, len(classes))
     least = minimise("multilogreg", X, loss, numbers, outputs, l2, tol, max_iter, folder)
     right = np.argmax(_all_scores(least.scores, len(classes)), axis=1) == numbers
-    of_rows = (rows, -rows * loss.value(least.scores), float(np.mean(right)))
+    of_rows = (rows, -rows * loss.value(least.scores), float(np.mean(right)), most_frequent(numbers))
     if outputs == 1:
         coef = by_column(X, least.coef[:, 0])
         return MultiLogReg(coef, float(least.intercept[0]), X.preparation, classes, *of_rows)

@@ -32,6 +32,7 @@ from tablepuppet.prep.encode.encoding_file import (
     encoding_facts,
     read_encoding,
 )
+from tablepuppet.runs.figures import setting_text
 from tablepuppet.runs.saved_files import (
     ARRAYS,
     SECRETS,
@@ -42,6 +43,7 @@ from tablepuppet.runs.saved_files import (
     sealed,
 )
 from tablepuppet.runs.table_view import NamedNumbers
+from tablepuppet.spelling import hides
 from tablepuppet.wire.engine import Engine
 
 FORMAT = 3
@@ -50,15 +52,16 @@ MOST_SHOWN = 10  # numbers of a list where a model is printed
 Facts = dict[str, Any]
 
 
+@hides("preparation")
 class LinalgModel:
     """A model that can be saved; a subclass is a dataclass, and found by its name."""
 
-    kinds: dict[str, type[Any]] = {}  # noqa: RUF012 - filled by subclasses
+    _kinds: dict[str, type[Any]] = {}  # noqa: RUF012 - filled by subclasses
     preparation: Any
 
     def __init_subclass__(cls, **settings: Any) -> None:
         super().__init_subclass__(**settings)
-        LinalgModel.kinds[cls.__name__] = cls
+        LinalgModel._kinds[cls.__name__] = cls
 
     def __repr__(self) -> str:
         """Its numbers, in short; how columns were prepared, and tables of a summary, are left out."""
@@ -96,7 +99,7 @@ class LinalgModel:
 def _brief(value: Any) -> str:
     """A value in a line: numbers with few digits, of a long list how long it is."""
     if isinstance(value, (float, np.floating)):
-        return f"{value:.5g}"
+        return setting_text(float(value), 5)
     if isinstance(value, np.ndarray):
         if value.ndim != 1 or value.size > MOST_SHOWN:
             return f"<array of {' x '.join(map(str, value.shape))}>"
@@ -172,7 +175,7 @@ def _read(value: Any, arrays: Mapping[str, NDArray[Any]], engine: Engine) -> Any
         return NamedNumbers(dict(zip(value["names"], listed, strict=True)), value["heads"])
     if kind == "preparation":
         return _read_preparation(value, arrays, engine)
-    made = Estimates if kind == "Estimates" else LinalgModel.kinds[kind]
+    made = Estimates if kind == "Estimates" else LinalgModel._kinds[kind]
     return made(**{name: _read(each, arrays, engine) for name, each in value["fields"].items()})
 
 

@@ -27,7 +27,7 @@ from tablepuppet.prep.explore.pooled import check_number
 from tablepuppet.prep.explore.quantiles import quantiles_of
 from tablepuppet.prep.explore.rows_below import rows_below
 from tablepuppet.relation import Relation
-from tablepuppet.runs.figures import shown
+from tablepuppet.runs.figures import NOT_APPLICABLE, fixed
 from tablepuppet.runs.table_view import TableResult, TableView
 from tablepuppet.spelling import names_checked, unknown_key
 from tablepuppet.sql.query import OutputColumn
@@ -89,8 +89,17 @@ class Drift(TableResult):
 
     def table_view(self) -> TableView:
         """One row per column."""
-        rows = [[each.column, shown(each.psi), shown(each.ks), each.verdict] for each in self]
+        rows = [[each.column, _cell(each.psi), _cell(each.ks), each.verdict] for each in self]
         return TableView("Drift", {"column": "left", "PSI": "right", "KS": "right", "drift": "left"}, rows)
+
+
+def _cell(distance: float | None) -> str:
+    """A distance of two distributions; of categories there is no KS.
+
+    >>> _cell(0.00003838), _cell(None)
+    ('0.0000', '-')
+    """
+    return NOT_APPLICABLE if distance is None else fixed(distance, 4)
 
 
 @names_checked

@@ -78,7 +78,7 @@ class Results(TableResult):
         return TableView(f"{self._title}; a constant has {known}" if known else self._title, sides, rows)
 
     def _has(self, metric: str) -> bool:
-        return any(name.endswith(f"{TEST}{metric}") for name in self.column_names)
+        return any(name == metric or name.endswith(f"{TEST}{metric}") for name in self.column_names)
 
 
 def _cell(name: str, value: Any) -> str:
@@ -123,6 +123,10 @@ def cross_validate(
         {"fold": number, **{name: value for name, value in found.items() if not name.startswith(CONSTANT)}}
         for number, found in enumerate(scores)
     ]
+    test = [of_test(found) for found in scores]
+    means = {name: float(np.mean([each[name] for each in test])) for name in test[0]}
+    what = f"{type(learner).__name__}, mean of {len(parts)} folds: {metrics_line(means, constant_of(scores))}"
+    relation.events.emit("info", "validated", what, **means)
     return Results(f"{type(learner).__name__}, {len(parts)} folds", rows, constant_of(scores))
 
 

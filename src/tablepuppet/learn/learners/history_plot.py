@@ -7,19 +7,27 @@ from typing import TYPE_CHECKING, Any
 
 from tablepuppet.errors import LearnError
 from tablepuppet.learn.learners.picture import new_figure
+from tablepuppet.runs.figures import metric as metric_text
 from tablepuppet.runs.figures import metric_name
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-LEARNED, HELD_OUT, BEST = "#1d4ed8", "#c2410c", "grey"
+LEARNED, HELD_OUT, BEST, CONSTANT = "#1d4ed8", "#c2410c", "grey", "grey"
 FEW = 40  # rounds up to which each has a dot
 
 
 def draw_history(
-    history: Sequence[Mapping[str, Any]], metric: str, title: str, best_round: int | None = None
+    history: Sequence[Mapping[str, Any]],
+    metric: str,
+    title: str,
+    best_round: int | None = None,
+    constant_loss: float | None = None,
 ) -> Figure:
-    """Draw the rounds of a fit; ``best_round`` is the one whose parameters the model has, where that was chosen."""
+    """Draw the rounds of a fit; ``best_round`` is the one whose parameters the model has, where that was chosen.
+
+    ``constant_loss`` is that of a model without features on the rows learned from, if it is known.
+    """
     if not history:
         raise LearnError("plot: this model has no rounds to draw; its solver found the parameters in one step")
     figure = new_figure(9.2, 3.4)
@@ -34,6 +42,9 @@ def draw_history(
                 axis.plot(rounds, known, color=colour, label=words, marker="o" if len(rounds) <= FEW else "", ms=3)
         if best_round is not None and best_round in rounds:
             axis.axvline(best_round, color=BEST, linestyle=":", label=f"kept: round {best_round}")
+        if key == "loss" and constant_loss is not None:
+            words = f"a constant: {metric_text('loss', constant_loss)}"
+            axis.axhline(constant_loss, color=CONSTANT, linestyle="--", label=words)
         axis.set_xlabel("round")
         axis.set_ylabel(name)
         axis.xaxis.get_major_locator().set_params(integer=True)

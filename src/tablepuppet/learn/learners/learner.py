@@ -66,6 +66,7 @@ class Learner(Planner):
 
     error_kinds: ClassVar[tuple[str, ...]] = ()  # of a joined row, the usual one first
     _own_patience: ClassVar[int] = OWN_PATIENCE  # rounds at least, on rows that the learner held out itself
+    _constant_loss: float | None = None  # of no features, on the rows of the fit; None after a fit with noise
 
     l2: float = setting(
         default=1e-6,
@@ -102,6 +103,8 @@ class Learner(Planner):
             watch = self._open_fit(relation, validation, may_hold_out)
             model, intercept = self._train(watch.relation, watch.loss, watch)
             self._close_fit(watch, model, intercept)
+            known = self.privacy is None
+            self._constant_loss = watch.loss.constant_value() / watch.loss.rows.joined if known else None
             watch.loss.rows.drop()
         return self
 
@@ -337,15 +340,15 @@ class Learner(Planner):
 
     @names_checked
     def plot(self, path: str | Path | None = None) -> Figure | None:
-        """Draw loss and metric by round, of rows held out too if there were some: into a .png, .svg or .pdf file, or
-        as a figure of matplotlib, which a notebook shows.
+        """Draw loss and metric by round, of rows held out too if there were some, and the loss of a constant: into a
+        .png, .svg or .pdf file, or as a figure of matplotlib, which a notebook shows.
         """
         check_fitted(self)
         if path is not None:
             check_kind(Path(path))
         best = self.best_round_ if self.best_round_ < len(self.history_) else None
         title = f"{type(self).__name__}: {self.stopped_} after {counted(len(self.history_))}"
-        figure = draw_history(self.history_, self.metric_name, title, best)
+        figure = draw_history(self.history_, self.metric_name, title, best, self._constant_loss)
         if path is None:
             return figure
         write(figure, Path(path))

@@ -77,9 +77,18 @@ class PredictionTable(TableResult):
         """The first rows and how many there are."""
         first = self._table.slice(0, SHOWN_ROWS)
         sides = {name: side(first[name].to_pylist()) for name in first.column_names}
-        rows = [[shown(cell) for cell in row.values()] for row in first.to_pylist()]
+        rows = [[_cell(value) for value in row.values()] for row in first.to_pylist()]
         more = f"; these are the first {SHOWN_ROWS}" if len(self) > SHOWN_ROWS else ""
         return TableView(f"Predictions: {len(self):,} joined rows{more}", sides, rows)
+
+
+def _cell(value: Any) -> str:
+    """A value of a row: an id or a year is no count, and a class is written as in ``probability=<class>``.
+
+    >>> _cell(500001), _cell(False), _cell(0.65892)
+    ('500001', 'False', '0.6589')
+    """
+    return str(value) if isinstance(value, int) else shown(value)
 
 
 def handed_out(

@@ -40,6 +40,7 @@ from tablepuppet.wire.engine import Engine
 from tablepuppet.wire.protocol import LostError
 
 Array = NDArray[np.float64]
+LITTLE = 0.01  # of a ratio: closer to 1, four digits say too little
 SAME = 1e-9  # by which rounding may part numbers that are equal
 NOISE = "the model was fitted with privacy, and a Gram matrix without noise would tell more than was promised"
 NO_ROWS = "a loaded model has no rows of its own: give summary a relation"
@@ -182,7 +183,19 @@ class CoefficientSummary(ShownAsTables, ArrowRows):
 def _cell(name: str, value: float | None) -> str:
     if value is None:
         return NOT_APPLICABLE
-    return f"{value:.3f}" if name == "p_value" else number(value)
+    if name == "p_value":
+        return f"{value:.3f}"
+    return _ratio(value) if name == "odds_ratio" else number(value)
+
+
+def _ratio(value: float) -> str:
+    """A ratio, with two digits of how far it is from 1 where that is little: per unit of a large number it is.
+
+    >>> _ratio(2.0531), _ratio(math.exp(-3.708e-05)), _ratio(1.0)
+    ('2.053', '0.999963', '1')
+    """
+    apart = abs(value - 1)
+    return f"{value:.{1 - math.floor(math.log10(apart))}f}" if SAME < apart < LITTLE else number(value)
 
 
 def summarised(model: Summarised, relation: Relation | None) -> CoefficientSummary:
@@ -225,7 +238,7 @@ def summarised(model: Summarised, relation: Relation | None) -> CoefficientSumma
     elif found is not None:
         facts["residual std"] = math.sqrt(found.variance)
     notes = [
-        "coef is per unit of a column, per std per standard deviation",
+        "coef: per unit of a column; per std: per standard deviation",
         baselines(columns, lines.names, known),
         f"In the unit that the pipeline gives: {', '.join(lines.prepared)}" if lines.prepared else "",
         f"No standard errors: {why}" if found is None else "",

@@ -37,8 +37,9 @@ def bounds_of(
         example = ", ".join(f"{name!r}: (low, high)" for name in lacking[:3])
         raise PrivacyError(
             f"{step}: noise needs bounds of {', '.join(map(repr, lacking))}: numbers between which values are "
-            f"expected, not taken from the data; write bounds={{{example}}}, or columns=[...] without them, or "
-            "ask the party's operator for bounds in the policy"
+            f"expected, not taken from the data; write bounds={{{example}}} (of a command: --bounds "
+            f"{lacking[0]}=LOW..HIGH), or columns=[...] without them, or ask the party's operator for bounds in the "
+            "policy"
         )
     return {name: bounds for name, bounds in found.items() if bounds is not None}
 

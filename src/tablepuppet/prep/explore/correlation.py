@@ -11,6 +11,7 @@ policy's ``min_group``.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import reduce
@@ -36,7 +37,7 @@ from tablepuppet.prep.explore.pair_moments import COUNT, PRODUCT, SQUARES, Float
 from tablepuppet.prep.explore.pairs_across import TableColumns, fill_across
 from tablepuppet.privacy.clip import blocks
 from tablepuppet.runs.events import Events
-from tablepuppet.runs.figures import UNKNOWN, shown
+from tablepuppet.runs.figures import UNKNOWN, fixed, shown
 from tablepuppet.runs.table_view import TableResult, TableView, aligned
 from tablepuppet.spelling import unknown_key
 from tablepuppet.sql.query import OutputColumn
@@ -113,6 +114,7 @@ class ColumnMatrix(TableResult):
     title: str
     columns: list[str]
     values: Floats
+    decimals: int | None = None  # as they are shown; None: as many as each number needs
 
     def __getitem__(self, pair: tuple[str, str]) -> float:
         if not isinstance(pair, tuple) or len(pair) != 2:
@@ -132,11 +134,14 @@ class ColumnMatrix(TableResult):
 
     def table_view(self) -> TableView:
         """A square table."""
-        rows = [
-            [name, *(UNKNOWN if np.isnan(each) else shown(float(each), 3) for each in line)]
-            for name, line in zip(self.columns, self.values, strict=True)
-        ]
+        lines = zip(self.columns, self.values.tolist(), strict=True)
+        rows = [[name, *map(self._cell, line)] for name, line in lines]
         return TableView(self.title, aligned([""], self.columns), rows)
+
+    def _cell(self, value: float) -> str:
+        if math.isnan(value):
+            return UNKNOWN
+        return shown(value, 3) if self.decimals is None else fixed(value, self.decimals)
 
 
 def correlation(
@@ -156,7 +161,8 @@ def correlation(
         events.emit("warning", "column.dropped", f"{name}: {reason}", column=name, reason=reason)
     kept = [place for place, column in enumerate(found.columns) if column.name not in constant]
     values = found.correlations()[np.ix_(kept, kept)]
-    return ColumnMatrix("Correlation over joined rows", [found.columns[place].name for place in kept], values)
+    names_kept = [found.columns[place].name for place in kept]
+    return ColumnMatrix("Correlation over joined rows", names_kept, values, decimals=3)
 
 
 def covariance(client: Client, names: Sequence[str] | None, across: bool) -> ColumnMatrix:

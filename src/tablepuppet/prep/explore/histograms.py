@@ -32,7 +32,8 @@ from tablepuppet.prep.columns.selected import check_without_noise, find_number, 
 from tablepuppet.prep.columns.statistics import AskedColumns, NumberStatistics, NumberSummary, present_numbers
 from tablepuppet.prep.explore.distribution import Distribution, Distributions
 from tablepuppet.prep.explore.statistics_promise import Spent
-from tablepuppet.runs.table_view import Align, TableResult, TableView
+from tablepuppet.runs.figures import number
+from tablepuppet.runs.table_view import TableResult, TableView, aligned
 from tablepuppet.sql.query import OutputColumn
 from tablepuppet.sql.types import Family, family
 
@@ -101,15 +102,24 @@ class Histogram(TableResult):
         return pa.table({"low": self.edges[:-1], "high": self.edges[1:], "count": self.counts})
 
     def table_view(self) -> TableView:
-        """One row per bin, with a bar."""
-        most = max(self.counts.max(initial=0.0), 1.0)
-        rows = [
-            [self.label(low), self.label(high), f"{round(count):,}", "█" * round(BAR * max(count, 0.0) / most)]
-            for low, high, count in zip(self.edges[:-1], self.edges[1:], self.counts, strict=True)
-        ]
-        sides: dict[str, Align] = {"from": "right", "to": "right", "joined rows": "right", "": "left"}
-        noise = f", each count ± {self.noise:,.3g}; {self.spent}" if self.spent else ""
-        return TableView(f"{self.column.name}{noise}", sides, rows)
+        """One row per bin, with a bar; of whole numbers one row per number, where no bin holds two of them."""
+        by_value = self.by_value()
+        counts = self.counts.tolist() if by_value is None else list(by_value.values())
+        heads = ["from", "to"] if by_value is None else ["value"]
+        named = self.ends() if by_value is None else [[value] for value in by_value]
+        most = max([1.0, *counts])
+        bars = [[f"{round(count):,}", "█" * round(BAR * max(count, 0.0) / most)] for count in counts]
+        rows = [[*names, *bar] for names, bar in zip(named, bars, strict=True)]
+        noise = f", each count ± {number(self.noise, 3)}; {self.spent}" if self.spent else ""
+        return TableView(f"{self.column.name}{noise}", {**aligned([], [*heads, "joined rows"]), "": "left"}, rows)
+
+    def ends(self) -> list[list[str]]:
+        """From where to where each bin goes, as it is shown; of whole numbers, the least and the greatest in it."""
+        lows, highs = self.edges[:-1], self.edges[1:]
+        if self.exact and family(self.column.type) is Family.INTEGER:
+            lows, last = np.ceil(lows), np.floor(highs[-1:])
+            highs = np.append(lows[1:] - 1, last)
+        return [[self.label(low), self.label(high)] for low, high in zip(lows.tolist(), highs.tolist(), strict=True)]
 
     def by_value(self) -> dict[str, float] | None:
         """Joined rows by value, if the column has whole numbers or booleans and no bin holds two of them."""

@@ -134,7 +134,7 @@ def _column_warnings(row: Row, histograms: Mapping[str, Histogram], joined: int)
         far = _beyond(histograms[name], row["q25"], row["q75"])
         if far > 0:
             yield Warned(
-                name, "outliers", f"{far / count:.2%} of the values or more lie {FENCE:g} IQR beyond a quartile"
+                name, "outliers", f"at least {far / count:.2%} of the values lie {FENCE:g} IQR beyond a quartile"
             )
 
 

@@ -5,6 +5,7 @@ Input: statistics. Output: a whole page for a file, or a part of one for a noteb
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from html import escape
@@ -24,7 +25,7 @@ from tablepuppet.privacy.private_file import write_output_file
 from tablepuppet.runs.figures import NOT_APPLICABLE, fixed
 from tablepuppet.runs.table_view import ShownAsTable, TableView
 
-WIDTH, HEIGHT, LINE = 300, 90, 16  # of a drawing, and of a line in it
+WIDTH, HEIGHT, LINE, LETTER = 300, 90, 16, 6  # of a drawing, of a line in it, and of a letter
 FEW_VALUES = 12  # that have a line each
 MOST_PAIRS = 40  # columns of a heat map
 FACTS = ("mean", "std", "min", "q25", "median", "q75", "max", "skew", "kurtosis", "distinct", "top", "top_share")
@@ -36,8 +37,8 @@ STYLE = """
 .tp-profile pre { font-family: ui-monospace, Menlo, Consolas, 'DejaVu Sans Mono', monospace; }
 .tp-profile pre { white-space: pre-wrap; border-left: 3px solid #8885; padding: .2em .8em; opacity: .8; }
 .tp-profile ul { list-style: none; padding: 0; margin: 0; }
-.tp-profile li { padding: .25em 0; border-top: 1px solid #8883; }
-.tp-profile .kind { display: inline-block; min-width: 9.5em; font-weight: 600; color: #b8560c; }
+.tp-profile li { display: flex; padding: .25em 0; border-top: 1px solid #8883; }
+.tp-profile .kind { flex: none; width: 9.5em; font-weight: 600; color: #b8560c; }
 .tp-profile .cards { display: grid; grid-template-columns: repeat(auto-fill, minmax(21em, 1fr)); gap: 1em; }
 .tp-profile .cards { margin-top: .6em; }
 .tp-profile .card { border: 1px solid #8885; border-radius: 8px; padding: .7em .9em; break-inside: avoid; }
@@ -181,8 +182,8 @@ def _warnings(warnings: Sequence[Warned], anchors: Mapping[str, str]) -> str:
     if not warnings:
         return "<h2>Warnings</h2><div>none</div>"
     lines = (
-        f'<li><span class="kind">{_text(each.kind)}</span> <a href="#{anchors[each.column]}">{_text(each.column)}</a> '
-        f"{_text(each.message)}</li>"
+        f'<li><span class="kind">{_text(each.kind)}</span><span><a href="#{anchors[each.column]}">{_text(each.column)}'
+        f"</a> {_text(each.message)}</span></li>"
         for each in warnings
     )
     return f"<h2>{len(warnings)} warning{'s' * (len(warnings) != 1)}</h2><ul>{''.join(lines)}</ul>"
@@ -251,14 +252,16 @@ def _values(found: Mapping[str, float]) -> str:
     if len(names) <= FEW_VALUES:
         return _bars(CategoryBars(names, counts, sum(counts)), "histogram")
     step, most = WIDTH / len(names), max(counts)
-    every = -(-len(names) // FEW_VALUES)
+    every = max(-(-len(names) // FEW_VALUES), math.ceil(1.5 * LETTER * max(map(len, names)) / step))
     parts = []
     for number, (name, count) in enumerate(zip(names, counts, strict=True)):
         x, height = number * step, HEIGHT * count / most
         place = f'x="{x + step * 0.1:.1f}" y="{HEIGHT - height:.1f}" width="{step * 0.8:.1f}" height="{height:.1f}"'
         parts.append(f'<rect class="bar" {place}><title>{_text(name)}: {count:,.0f}</title></rect>')
         if number % every == 0:
-            parts.append(f'<text x="{x + step / 2:.1f}" y="{HEIGHT + 12}" text-anchor="middle">{_text(name)}</text>')
+            room = LETTER * len(name) / 2  # the first and the last are not cut by the edge
+            middle = min(max(x + step / 2, room), WIDTH - room)
+            parts.append(f'<text x="{middle:.1f}" y="{HEIGHT + 12}" text-anchor="middle">{_text(name)}</text>')
     return f'<svg viewBox="0 0 {WIDTH} {HEIGHT + 16}" role="img" aria-label="histogram">{"".join(parts)}</svg>'
 
 
@@ -280,7 +283,8 @@ def _histogram(found: Histogram) -> str:
         bars.append(
             f'<rect class="bar" x="{left:.1f}" y="{HEIGHT - height:.1f}" width="{size:.1f}" height="{height:.1f}"/>'
         )
-    ends = (found.label(first), found.label(last)) if found.exact else ("≈ " + found.label(first), found.label(last))
+    shown = found.ends()
+    ends = (shown[0][0], shown[-1][1]) if found.exact else ("≈ " + found.label(first), found.label(last))
     labels = (
         f'<text x="0" y="{HEIGHT + 12}">{_text(ends[0])}</text>'
         f'<text x="{WIDTH}" y="{HEIGHT + 12}" text-anchor="end">{_text(ends[1])}</text>'
