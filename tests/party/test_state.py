@@ -125,14 +125,26 @@ def test_a_secret_that_is_none(state: Path, content: bytes) -> None:
     write_backup(state, "bank", state.parent / "bank.tar")
     (state / SECRET).write_bytes(content)
     message = refused(state.parent)
-    assert f"{str(state / SECRET)!r} has {len(content)} bytes instead of 32" in message
+    assert f"{str(state / SECRET)!r} is damaged" in message
     assert "`tablepuppet party restore`" in message
     restore_backup(state, "bank", state.parent / "bank.tar")
     with served(state.parent):
         pass
 
 
-@pytest.mark.parametrize("name", ["used.json", "delivered.txt", "sessions"])
+def test_limits_that_are_damaged(state: Path) -> None:
+    """They are no new allowance: a backup brings them back."""
+    write_backup(state, "bank", state.parent / "bank.tar")
+    (state / "used.json").write_bytes(b"\xff")
+    message = refused(state.parent)
+    assert str(state / "used.json") in message
+    assert "`tablepuppet party restore`" in message
+    restore_backup(state, "bank", state.parent / "bank.tar")
+    with served(state.parent):
+        pass
+
+
+@pytest.mark.parametrize("name", ["delivered.txt", "sessions"])
 def test_other_files_that_are_damaged(state: Path, name: str) -> None:
     """A check finds what keeps the party from starting; as its text says, it starts without the file."""
     if (state / name).is_dir():
