@@ -21,10 +21,11 @@ from pathlib import Path
 
 from tablepuppet.checked_file import DamagedFileError, read_facts, write_facts
 from tablepuppet.errors import ConfigError, LearnError
+from tablepuppet.party.openings import StaleNonceError
 from tablepuppet.party.request import Reply, Request
 from tablepuppet.wire.codec import Encoded, encode
 from tablepuppet.wire.message_file import pieces, read_message, size_of
-from tablepuppet.wire.protocol import LostError, read_reply, reply_message, request_message
+from tablepuppet.wire.protocol import LostError, error_message, read_reply, reply_message, request_message
 from tablepuppet.wire.transport import Transport
 
 NO_REPLY = Encoded(b"", [])
@@ -91,6 +92,9 @@ class RecordedTransport(Transport):
         except LostError:
             if self._losses and request.verb != "describe":  # which is asked again: the run went on without an answer
                 self._write(digest, NO_REPLY)
+            raise
+        except StaleNonceError as error:  # the run asks for another nonce then, also when it is resumed
+            self._write(digest, encode(error_message(error)))
             raise
         self._write(digest, encode(reply_message(reply)))
         return reply
