@@ -27,7 +27,8 @@ from . import struck
 COMMAND = (sys.executable, struck.__file__)
 DISK = "6m"
 HELD = 1.0  # seconds that a fault which passes lasts
-STARTS = 4  # times that a party which does not start is started again
+STARTS = 5  # times that a party which does not start is started again
+NOTHING = "nothing"  # was there to be damaged
 ROOM = 1 << 18  # bytes of address space that a process gets beyond what it has
 
 
@@ -78,6 +79,7 @@ class Machine:
         self.problems: dict[str, str] = {}
         self.struck: list[str] = []
         self._reliefs: list[tuple[float, str, str]] = []
+        self._starts: dict[str, int] = {}
         self._locks: dict[str, duckdb.DuckDBPyConnection] = {}
         self._ended = threading.Event()
         self._watch: threading.Thread | None = None
@@ -85,6 +87,7 @@ class Machine:
     def begin(self) -> None:
         """Watch over the parties until `end`."""
         self._ended.clear()
+        self._starts = dict.fromkeys(self.services.parties, 0)
         self._watch = threading.Thread(target=self._watched, daemon=True)
         self._watch.start()
 
@@ -109,8 +112,15 @@ class Machine:
                 self._relieve(fault, name)
         self._reliefs.clear()
 
+    def settle(self) -> bool:
+        """Wait until every party serves, or will not start; whether all serve."""
+        while any(
+            not party.is_running() and self._starts[name] < STARTS for name, party in self.services.parties.items()
+        ):
+            time.sleep(0.02)
+        return all(party.is_running() for party in self.services.parties.values())
+
     def _watched(self) -> None:
-        starts = dict.fromkeys(self.services.parties, 0)
         while not self._ended.is_set():
             for name, party in self.services.parties.items():
                 wants = party.file.with_suffix(".wants")
@@ -118,9 +128,9 @@ class Machine:
                     fault = wants.read_text()
                     self._apply(fault, name)
                     wants.unlink()
-                if not party.is_running() and starts[name] < STARTS:
-                    starts[name] += 1
+                if not party.is_running() and self._starts[name] < STARTS:
                     self._start(name, party)
+                    self._starts[name] += 1
             for relief in [each for each in self._reliefs if each[0] < time.monotonic()]:
                 self._reliefs.remove(relief)
                 self._relieve(relief[1], relief[2])
@@ -183,7 +193,7 @@ class Machine:
 def damage(how: str, path: Path | None, draw: random.Random) -> str:
     """Flip a bit of a file, or let it lose its end; where."""
     if path is None or not path.stat().st_size:
-        return "nothing"
+        return NOTHING
     content = bytearray(path.read_bytes())
     place = draw.randrange(len(content))
     if how == "cut":
