@@ -25,7 +25,7 @@ from tablepuppet.runs import interrupts
 from tablepuppet.runs.events import Event
 from tablepuppet.runs.progress import ProgressReader
 from tablepuppet.wire.message_file import DamagedError
-from tablepuppet.wire.protocol import LostError, UnfitError
+from tablepuppet.wire.protocol import AwayError, BusyError, LostError, UnfitError
 from tablepuppet.wire.record import Record, recorded_sessions
 from tests.small_job import write_job
 
