@@ -20,6 +20,7 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -270,7 +271,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # parties end, and disks are unmounted
     draw = random.Random(given.seed)
     done: list[Case] = []
-    with tempfile.TemporaryDirectory(prefix="faults-") as folder:
+    with suppress(SystemExit), tempfile.TemporaryDirectory(prefix="faults-") as folder:
         bench = Bench(Path(folder), random.Random(given.seed))
         try:
             for case in cases(draw, sorted(bench.services.parties)):

@@ -248,6 +248,8 @@ def _read(source: Source, scan: Scan, total: bool, hides: bool) -> pa.Table:
         return _within_bytes(source.connection.sql(query), scan, hides)
     except FAILURES as error:
         check_time()
+        if isinstance(error, duckdb.OutOfMemoryException) and "bad allocation" in str(error):
+            raise MemoryError from None  # the machine's memory, not what a request may have of it
         if isinstance(error, duckdb.OutOfMemoryException) and (allowance := current()) is not None:
             raise allowance.too_much(scan.table) from None
         _check_readable(source, scan)
