@@ -523,6 +523,8 @@ def test_what_is_advised_works(shop: Shop, case: Advice) -> None:
 
 NO_REFUSAL = "no refusal"
 OTHERS = {
+    "train the job again, with --overwrite": "followed in tests/test_run_folder.py",
+    "so this run cannot go on from it: train it again, with --overwrite": "followed in tests/test_run_folder.py",
     "lower the budgets by it if something was": NO_REFUSAL,
     "--end: name a session, or the first letters of one": "ended in tests/service/test_reload.py",
     "the certificate of this party ends in": NO_REFUSAL,

@@ -18,13 +18,15 @@ import pytest
 
 import tablepuppet as tp
 from tablepuppet.cli import main
+from tablepuppet.errors import ConfigError
 from tablepuppet.jobs import Run
 from tablepuppet.run_folder import RunFolder
 from tablepuppet.runs import interrupts
 from tablepuppet.runs.events import Event
 from tablepuppet.runs.progress import ProgressReader
 from tablepuppet.wire.message_file import DamagedError
-from tablepuppet.wire.protocol import LostError, UnfitError
+from tablepuppet.wire.protocol import AwayError, BusyError, LostError, UnfitError
+from tablepuppet.wire.record import Record, recorded_sessions
 from tests.small_job import write_job
 
 Command = Callable[..., tuple[int, str, str]]
@@ -238,7 +240,10 @@ def test_a_full_disk_leaves_the_finished_run(command: Command, monkeypatch: pyte
     ("error", "goes_on"),
     [
         (LostError("gone"), True),
+        (BusyError("no room on its disk"), True),
+        (AwayError("database not available"), True),
         (UnfitError("expired"), True),
+        (tp.PrivacyError("its policy"), False),
         (DamagedError("damaged"), False),
         (tp.PartyError("refused", limit="memory_bytes"), False),
     ],
@@ -348,3 +353,34 @@ def test_an_interrupt_while_the_command_line_loads(tmp_path: Path, module: str) 
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # whatever started the tests
     )  # fmt: skip
     assert (done.returncode, done.stderr, done.stdout) == (130, "stopped\n", "")
+
+
+@pytest.mark.parametrize("name", ["run.json", "job.toml"])
+def test_a_run_folder_that_is_damaged(folder: Path, command: Command, name: str) -> None:
+    """Whatever bit flips of what says which run it is: the error names the file, and --overwrite helps."""
+    assert command("train", "job.toml")[0] == 0
+    path = folder / "runs/returns" / name
+    whole = path.read_bytes()
+    run = RunFolder(folder / "runs" / "returns")
+    for place in range(len(whole)):
+        path.write_bytes(whole[:place] + bytes([whole[place] ^ 4]) + whole[place + 1 :])
+        with pytest.raises(ConfigError, match=f"{name}.* is damaged.*train the job again, with --overwrite"):
+            run.base(run.path)
+    code, _, said = command("evaluate", "runs/returns")
+    assert code == 1
+    assert f"{name}' is damaged" in " ".join(said.split())
+    assert command("train", "job.toml", "--overwrite")[0] == 0
+    assert command("evaluate", "runs/returns")[0] == 0
+
+
+def test_a_list_of_sessions_that_is_damaged(tmp_path: Path) -> None:
+    """A run does not go on from it; one that replaces it does not need it."""
+    record = Record(tmp_path / "record")
+    names = [record.new_session(), record.new_session()]
+    assert recorded_sessions(tmp_path / "record") == names
+    path = tmp_path / "record" / "sessions"
+    whole = path.read_bytes()
+    for place in range(len(whole)):
+        path.write_bytes(whole[:place] + bytes([whole[place] ^ 1]) + whole[place + 1 :])
+        with pytest.raises(ConfigError, match=r"sessions' is damaged.*train it again, with --overwrite"):
+            Record(tmp_path / "record")

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from numbers import Integral, Real
@@ -23,6 +24,7 @@ from tablepuppet.party.config import TlsPaths
 from tablepuppet.party.databases.in_memory import InMemory
 from tablepuppet.party.databases.urls import anchored, open_database
 from tablepuppet.party.delivery import Deliveries, PredictionsEntry
+from tablepuppet.party.openings import StaleNonceError
 from tablepuppet.party.policy import Category, Policy
 from tablepuppet.party.request import Request
 from tablepuppet.party.service import Party
@@ -82,6 +84,7 @@ class PartyEntry(msgspec.Struct, forbid_unknown_fields=True):
         return f"{kind}, opened in this process" if kind else "tables of this program"
 
 
+OPENINGS = 3  # times that a relation is opened whose parties are restarted meanwhile
 TLS_HELP = "tls takes three files, as tp.Tls(cert='analyst.crt', key='analyst.key', ca='ca.crt') or a dict of these"
 
 
@@ -401,8 +404,11 @@ class Federation:
         """The relation of a plan; parties read their tables now."""
         when_lost = WhenLost(self._stand_in, self.timeout, self._lost_or_back)
         settings = FederationSettings(self.wire, self._memory_limit, planned.max_categories, when_lost, planned.prep)
-        opening = planned.openings.pop() if planned.openings else self._describe()[1]
-        return Relation(Session(planned.plan, self.engine, self.events, settings, opening))
+        for left in reversed(range(OPENINGS)):
+            opening = planned.openings.pop() if planned.openings else self._describe()[1]
+            with suppress(StaleNonceError) if left else nullcontext():  # a party was restarted since its catalog
+                return Relation(Session(planned.plan, self.engine, self.events, settings, opening))
+        raise AssertionError("the last try returns or raises")
 
     @property
     def traffic(self) -> list[dict[str, Any]]:

@@ -34,7 +34,7 @@ from tablepuppet.party.settings_file import read_settings
 from tablepuppet.prep.columns.dividing import check_dividing
 from tablepuppet.prep.pipelines.pipeline import DEFAULT, Pipeline
 from tablepuppet.relation import Relation, check_split
-from tablepuppet.run_folder import RunFolder, is_full
+from tablepuppet.run_folder import JOB, RunFolder, is_full
 from tablepuppet.runs import interrupts
 from tablepuppet.runs.events import Reader
 from tablepuppet.spelling import did_you_mean
@@ -259,14 +259,16 @@ class Run:
         """The run that was stopped or broke off and left a folder."""
         folder = RunFolder(path)
         record = folder.resumed()
-        return cls(read_job(folder.record / "job.toml"), folder, folder.base(folder.record), reader, record)
+        base = folder.base(folder.record)  # first: it finds a job that is damaged
+        return cls(read_job(folder.record / JOB), folder, base, reader, record)
 
     @classmethod
     def of_folder(cls, path: Path, reader: Reader) -> Run:
         """The finished run that left a folder."""
         folder = RunFolder(path)
         folder.check_finished()
-        return cls(read_job(path / "job.toml"), folder, folder.base(path), reader)
+        base = folder.base(path)
+        return cls(read_job(path / JOB), folder, base, reader)
 
     def relation(
         self,

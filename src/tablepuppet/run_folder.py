@@ -15,16 +15,17 @@ import os
 import shutil
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
+from tablepuppet.checked_file import DamagedFileError, read_facts, read_known, write_atomically, write_facts
 from tablepuppet.cli.output import plain, typed
 from tablepuppet.errors import ConfigError
 from tablepuppet.learn.store.model_folder import ModelFolder
-from tablepuppet.privacy.private_file import write_atomically
-from tablepuppet.wire.record import Record
+from tablepuppet.wire.record import Record, recorded_sessions
 
-RECORD, FINISHED, SEARCHED = "record", "run.json", "search.json"
+RECORD, JOB, FINISHED, SEARCHED = "record", "job.toml", "run.json", "search.json"
 
 
 class RunFolder:
@@ -46,14 +47,16 @@ class RunFolder:
         with self._taken(), self._writable():
             self._check_free(overwrite)
             self._check_names()
-            sessions = self.record / "sessions"
-            abandoned = sessions.read_text().split() if sessions.exists() else []
+            abandoned: list[str] = []
+            with suppress(ConfigError):  # a damaged record is given up too; its sessions end by themselves
+                abandoned = recorded_sessions(self.record)
             shutil.rmtree(self.record, ignore_errors=True)
             try:
                 self.record.mkdir(mode=0o700)
-                shutil.copyfile(job, self.record / "job.toml")
+                content = job.read_bytes()
+                write_atomically(self.record / JOB, content, 0o666)
                 base = os.path.relpath(job.parent.resolve(), self.path.resolve())
-                write_atomically(self.record / FINISHED, json.dumps({"base": base}).encode())
+                write_facts(self.record / FINISHED, {"base": base, "job": sha256(content).hexdigest()})
             except BaseException:
                 self.forget()
                 raise
@@ -96,18 +99,20 @@ class RunFolder:
             raise ConfigError(f"{str(self.path)!r} is not a run folder: it has no {FINISHED}; train a job first")
 
     def base(self, holder: Path) -> Path:
-        """The folder that paths of the job start at."""
+        """The folder that paths of the job start at; ConfigError unless it and the job are as they were written."""
         try:
-            base = Path(json.loads((holder / FINISHED).read_text())["base"])
-            return (self.path / base).resolve()
-        except (OSError, ValueError, LookupError, TypeError) as error:
-            raise ConfigError(f"{str(holder / FINISHED)!r} cannot be read: {type(error).__name__}") from error
+            facts = read_facts(holder / FINISHED)
+            read_known(holder / JOB, facts["job"])
+            return (self.path / str(facts["base"])).resolve()
+        except (OSError, LookupError, DamagedFileError) as error:
+            reason = error if isinstance(error, DamagedFileError) else f"{str(holder / FINISHED)!r} cannot be read"
+            raise ConfigError(f"{reason}: train the job again, with --overwrite") from error
 
     def write(self, figures: Mapping[str, Any], save: Callable[[Path], None]) -> None:
         """Write what a run has come to; until all is there, it is not finished."""
         written = {name: json.dumps(plain(value), indent=2).encode() for name, value in figures.items()}
         with self._writable():
-            written |= {name: (self.record / name).read_bytes() for name in ("job.toml", FINISHED)}  # this one last
+            written |= {name: (self.record / name).read_bytes() for name in (JOB, FINISHED)}  # this one last
             try:
                 for name, content in written.items():
                     _write(self.path / f"{name}.new", content)
@@ -176,7 +181,7 @@ class RunFolder:
 
     def _check_names(self) -> None:
         """ConfigError if something else has the name of a file that will be written."""
-        files = [self.path / name for name in ("job.toml", "history.json", "metrics.json", SEARCHED, FINISHED)]
+        files = [self.path / name for name in (JOB, "history.json", "metrics.json", SEARCHED, FINISHED)]
         wrong = [path for path in files if path.is_dir()] + [self.record] * self.record.is_file()
         if wrong:
             raise ConfigError(f"{str(wrong[0])!r} is in the way of the run's own files; remove it")

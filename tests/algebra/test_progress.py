@@ -90,9 +90,9 @@ def test_another_run_is_not_mixed_with_it(tmp_path: Path) -> None:
         tp.linalg.lm(x * 2, y, folder=tmp_path / "run")
     with pytest.raises(tp.LearnError, match=r"another run \(settings differ\)"):
         tp.linalg.lm(x, y, solver="cg", folder=tmp_path / "run")
-    (tmp_path / "run" / "lm.npz").write_bytes(b"nothing")
+    (tmp_path / "run" / "lm.state").write_bytes(b"nothing")
     with pytest.raises(
-        tp.LearnError, match=r"lm.npz', from which this program would go on, is empty or damaged: remove it"
+        tp.LearnError, match=r"lm.state', from which this program would go on, is empty or damaged: remove it"
     ):
         tp.linalg.lm(x, y, folder=tmp_path / "run")
     (tmp_path / "file").write_text("")

@@ -594,6 +594,7 @@ NOTHING_ASKED = "what it advises is to ask for less"
 SERVICES = "needs services that keep parts of models"
 OWN_REQUEST = "an analyst's own request, which this package does not write so"
 OTHERS = {
+    "{}: remove it, and the search begins anew": "refused in tests/learn/test_search.py",
     "or of no class that the model knows; filter such rows in WHERE": "as labels that are missing, of prep",
     "{}: column {} {}; CAST it in SELECT": "as columns of statistics, of prep",
     "has NaN values; filter them in WHERE": "as columns of statistics, of prep",

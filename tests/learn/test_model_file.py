@@ -14,6 +14,7 @@ import pyarrow as pa
 import pytest
 
 import tablepuppet as tp
+from tablepuppet.checked_file import read_facts, write_facts
 from tablepuppet.federation import PartyEntry
 from tablepuppet.runs.saved_files import sealed
 from tests.learn.materialised import ALL, JOIN, learner, predictions, shop
@@ -214,7 +215,11 @@ def test_forgetting_needs_all_parties(urls: dict[str, str], tmp_path: Path) -> N
     fed = opened(urls)
     tp.LinearRegression().fit(relation_of(fed, "paid")).save(tmp_path / "model")
     path = tmp_path / "model" / "model.json"
-    path.write_text(json.dumps(json.loads(path.read_text()) | {"kept": {"o": {"party": "nobody", "fingerprint": ""}}}))
+    changed = read_facts(path) | {"kept": {"o": {"party": "nobody", "fingerprint": ""}}}
+    path.write_text(json.dumps(changed))
+    with pytest.raises(tp.ConfigError, match=r"model\.json' is damaged.* fit and save the model again"):
+        tp.forget(tmp_path / "model", fed)
+    write_facts(path, changed)
     with pytest.raises(tp.PartyError, match="nobody: keep parts of the model"):
         tp.forget(tmp_path / "model", fed)
     assert path.exists()

@@ -78,7 +78,7 @@ def key_of(shop: Shop, mend: Callable[[Path, Path], Any]) -> bool:
     """The key of a second party, which was cut off when it was copied."""
     one, two = (place(shop, name) / "blinding.key" for name in ("one", "two"))
     new_blinding_key(one)
-    two.write_text(one.read_text()[:-9])
+    two.write_text(one.read_text()[:-19])
     two.chmod(0o600)
     mend(one, two)
     return read_blinding_key(one) == read_blinding_key(two)
@@ -552,7 +552,10 @@ OWN_REQUEST = "an analyst's own request, or one after a restart, which this pack
 STATE_FILES = "refused in tests/party/test_state.py, which does what it says"
 OTHERS = {
     "call parties in this name": "a part of the warning of which the case is above",
-    "which lists delivered predictions, cannot be read": STATE_FILES,
+    "which lists delivered predictions, is damaged or cannot be read": STATE_FILES,
+    "the ledger %s is damaged: stop the party": "a line of the log, in tests/party/test_sealed_rows.py",
+    "SELECT name FROM main.sqlite_master": "SQL, not a refusal",
+    "or was changed while it was read; write it again": "refused in tests/party/databases/test_damaged_files.py",
     "what was spent of privacy budgets is not known": STATE_FILES,
     "restoring it would forget": STATE_FILES,
     "is in the way of a folder of the party": STATE_FILES,
@@ -565,7 +568,6 @@ OTHERS = {
     "limits.expression_bytes); select less, filter": NOTHING_ASKED,
     "audit_log: {} is not a file that can be written": MACHINE,
     "limits.memory_bytes); del relations and models": NOTHING_ASKED,
-    "restore it, or remove it to give every caller a new allowance": MACHINE,
     "INSERT INTO {}": "SQL, not a refusal",
     "write it again, or take it out of the folder": MACHINE,
     "ask for the catalog again, or publish a view that casts it": "refused in tests/party/test_databases.py",

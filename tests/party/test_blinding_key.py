@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import hashlib
 from pathlib import Path
 
 import pytest
@@ -27,7 +28,14 @@ def test_a_new_key_is_read_back(tmp_path: Path) -> None:
     one, two = (read_blinding_key(tmp_path / name) for name in ("one", "two"))
     assert len(one) == len(two) == 32
     assert one != two
-    assert (tmp_path / "one").read_text() == f"{FORMAT} {base64.b64encode(one).decode()}\n"
+    key = f"{FORMAT} {base64.b64encode(one).decode()}"
+    assert (tmp_path / "one").read_text() == f"{key} {hashlib.sha256(key.encode()).hexdigest()[:8]}\n"
+    (tmp_path / "one").write_text(f"{key}\n")  # as an earlier version wrote it
+    assert read_blinding_key(tmp_path / "one") == one
+    other = key.replace(key[-5], "A" if key[-5] != "A" else "B", -1)
+    (tmp_path / "two").write_text(f"{other} {hashlib.sha256(key.encode()).hexdigest()[:8]}\n")
+    with pytest.raises(ConfigError, match="is not one line"):
+        read_blinding_key(tmp_path / "two")
     assert (tmp_path / "one").stat().st_mode & 0o777 == 0o600
 
 

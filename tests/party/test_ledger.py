@@ -183,12 +183,13 @@ def test_a_ledger_of_another_version(tmp_path: Path) -> None:
     """Curves that this version cannot add to are refused, not begun anew."""
     open_ledger(tmp_path)
     with sqlite3.connect(tmp_path / "ledger.sqlite") as file:
+        as_of_version_3(file)
         file.execute("UPDATE orders SET orders = x'00'")
     file.close()
     with pytest.raises(tp.ConfigError, match="another version of tablepuppet"):
         open_ledger(tmp_path)
     with sqlite3.connect(tmp_path / "ledger.sqlite") as file:
-        file.execute("PRAGMA user_version = 4")
+        file.execute("PRAGMA user_version = 5")
     file.close()
     with pytest.raises(tp.ConfigError, match="another version of tablepuppet"):
         open_ledger(tmp_path)
@@ -214,6 +215,7 @@ def test_a_total_that_is_no_number_is_refused(tmp_path: Path, total: float, wher
     open_ledger(tmp_path).charge("cards", "ann", TENTH, ONE, purpose="labels")
     curve = np.full(len(ORDERS), total, "<f8").tobytes()
     with sqlite3.connect(tmp_path / "ledger.sqlite") as file:
+        as_of_version_3(file)
         file.execute(f"UPDATE totals SET {where} = ?", (total if where == "pure" and total == total else curve,))
     file.close()
     with pytest.raises(tp.ConfigError, match=r"table 'cards' is not a finite number.* Restore an older copy"):
@@ -291,8 +293,15 @@ def test_a_ledger_of_single_charges_goes_on(tmp_path: Path) -> None:
     file.close()
 
 
+def as_of_version_3(file: sqlite3.Connection) -> None:
+    """Make it a file without a seal."""
+    file.execute("DROP TABLE seal")
+    file.execute("PRAGMA user_version = 3")
+
+
 def as_of_version_2(file: sqlite3.Connection) -> None:
     """Make the tables those of a file with a row for every charge."""
+    as_of_version_3(file)
     file.execute("DROP TABLE charges")
     file.execute("DROP TABLE releases")
     file.execute(

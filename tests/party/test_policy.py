@@ -365,7 +365,7 @@ def test_what_is_used_must_be_storable(tmp_path: Path) -> None:
     federation(party).sql("SELECT credit FROM cards")
     (tmp_path / "state").mkdir()
     (tmp_path / "state" / "used.json").write_text("{")
-    with pytest.raises(tp.ConfigError, match=r"used\.json.* cannot be read: restore it"):
+    with pytest.raises(tp.ConfigError, match=r"used\.json.* is damaged or cannot be read: `tablepuppet party restore`"):
         open_party(tmp_path / "party.toml")
 
 

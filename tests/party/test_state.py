@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import hashlib
 import os
 import re
 import signal
@@ -12,15 +13,18 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+import msgspec
 import pytest
 
+from tablepuppet.checked_file import read_checked, read_facts
 from tablepuppet.errors import ConfigError, PartyError
 from tablepuppet.party.blinding_key import new_blinding_key
 from tablepuppet.party.config import PartyFile
 from tablepuppet.party.counters import Counters
+from tablepuppet.party.delivery import write_record
 from tablepuppet.party.ledger import FILE, Budget, Ledger
 from tablepuppet.party.report import inspect, spent
-from tablepuppet.party.state import SECRET, State, restore_backup, write_backup
+from tablepuppet.party.state import SECRET, State, check_state, restore_backup, write_backup
 from tablepuppet.privacy.accountant import Spending
 from tablepuppet.wire.serve import start
 from tests import warm
@@ -125,14 +129,26 @@ def test_a_secret_that_is_none(state: Path, content: bytes) -> None:
     write_backup(state, "bank", state.parent / "bank.tar")
     (state / SECRET).write_bytes(content)
     message = refused(state.parent)
-    assert f"{str(state / SECRET)!r} has {len(content)} bytes instead of 32" in message
+    assert f"{str(state / SECRET)!r} is damaged" in message
     assert "`tablepuppet party restore`" in message
     restore_backup(state, "bank", state.parent / "bank.tar")
     with served(state.parent):
         pass
 
 
-@pytest.mark.parametrize("name", ["used.json", "delivered.txt", "sessions"])
+def test_limits_that_are_damaged(state: Path) -> None:
+    """They are no new allowance: a backup brings them back."""
+    write_backup(state, "bank", state.parent / "bank.tar")
+    (state / "used.json").write_bytes(b"\xff")
+    message = refused(state.parent)
+    assert str(state / "used.json") in message
+    assert "`tablepuppet party restore`" in message
+    restore_backup(state, "bank", state.parent / "bank.tar")
+    with served(state.parent):
+        pass
+
+
+@pytest.mark.parametrize("name", ["delivered.txt", "sessions"])
 def test_other_files_that_are_damaged(state: Path, name: str) -> None:
     """A check finds what keeps the party from starting; as its text says, it starts without the file."""
     if (state / name).is_dir():
@@ -265,3 +281,52 @@ def test_a_full_disk_while_a_backup_is_restored_or_made(state: Path, monkeypatch
     assert sorted(path.name for path in (*state.glob(".*"), *state.parent.glob(".*"))) == []
     restore_backup(state, "bank", file)
     assert Ledger(state / FILE, "bank").spent("cards").pure == 3.0
+
+
+def test_a_folder_of_a_version_without_digests(state: Path) -> None:
+    """It is taken as it is, once, also if that is cut short: budgets, limits and models stay, and get digests."""
+    content = b"a part of a model"
+    part = state / "models" / "caller" / "model" / "1.part"
+    part.parent.mkdir(parents=True)
+    Counters(state).use_texts("filter", "analyst", "cards", ["amount > 3"], 10)
+    used = read_facts(state / "used.json")["used"]
+    secret = read_checked(state / SECRET)
+    for seal_is_cut_short in (False, True):
+        part.write_bytes(hashlib.sha256(content).digest() + content)
+        (state / SECRET).write_bytes(secret)
+        (state / "delivered.txt").write_text("run cards\n")
+        if not seal_is_cut_short:
+            (state / "used.json").write_bytes(msgspec.json.encode(used))
+        assert not inspect(state.parent / "party.toml").problems
+        with served(state.parent):
+            pass
+        assert read_checked(state / SECRET) == secret
+        assert read_checked(part) == content
+        assert read_checked(state / "delivered.txt") == b"run cards\n"
+        assert Counters(state).used("filter", "analyst", "cards") == 1
+        assert Ledger(state / FILE, "bank").spent("cards").pure == 3.0
+    (state / "used.json").write_bytes(msgspec.json.encode(used))
+    assert "used.json" in refused(state.parent)
+
+
+def test_limits_that_are_lost(state: Path) -> None:
+    """A vanished file is no new allowance."""
+    (state / "used.json").unlink()
+    assert f"{str(state / 'used.json')!r}, which counts what callers have used, is lost" in refused(state.parent)
+
+
+@pytest.mark.parametrize("name", [SECRET, "used.json", "delivered.txt"])
+def test_every_flipped_bit_stops_the_start(state: Path, name: str) -> None:
+    """And the error names the file."""
+    path = state / name
+    if name == "delivered.txt":
+        write_record(path, [("cards", "0123456789abcdef")])
+    Counters(state).use_texts("filter", "analyst", "cards", ["amount > 3"], 10)
+    whole = path.read_bytes()
+    for place in range(len(whole)):
+        path.write_bytes(whole)
+        path.chmod(0o600)
+        flip(path, place)
+        with pytest.raises(ConfigError) as error:
+            check_state(state)
+        assert str(path) in str(error.value)

@@ -156,10 +156,14 @@ class Services:
         extra: str = "",
         of_tables: str = "",
         command: Sequence[str] = COMMAND,
+        databases: Mapping[str, str] | None = None,
     ):
         self.folder, self.certificates = folder, Certificates(folder / "certificates")
         new_blinding_key(folder / "blinding.key")
-        self.urls = {name: write_party(folder, name, tables) for name, tables in parties.items()}
+        kinds = databases or {}
+        self.urls = {
+            name: write_party(folder, name, tables, kinds.get(name, "parquet")) for name, tables in parties.items()
+        }
         self.parties = {
             name: PartyProcess(
                 folder, name, self.urls[name], tables, self.certificates.files(name), extra, of_tables, command

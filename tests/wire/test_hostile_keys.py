@@ -168,7 +168,7 @@ def test_a_session_name_opens_once(attacker: Attacker) -> None:
         attacker.open("s", scan)
     attacker.send(Request("close", "s"))
     for changed in (scan, dataclasses.replace(scan, keys=())):
-        with pytest.raises(tp.PartyError, match="a session opens once, and this name was used"):
+        with pytest.raises(tp.PrivacyError, match="a session opens once, and this name was used"):
             attacker.open("s", changed)
     Attacker(attacker.file, "auditor", attacker.desk).open("s", scan)  # names are their callers'
 
@@ -186,7 +186,7 @@ def test_a_killed_party_continues_the_session(attacker: Attacker) -> None:
     attacker.sent["s"] = 1
     attacker.use("s", "w", np.arange(60), np.ones(60, np.int64))
     attacker.send(Request("close", "s"))
-    with pytest.raises(tp.PartyError, match="a session opens once"):
+    with pytest.raises(tp.PrivacyError, match="a session opens once"):
         attacker.open("s", scan)
 
 

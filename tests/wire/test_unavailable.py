@@ -80,7 +80,7 @@ def fragile(postgres_url: str) -> Iterator[tuple[str, Callable[[str], None]]]:
         cursor.execute("DROP SCHEMA fragile CASCADE")
 
 
-@pytest.mark.parametrize("phase", ["describing", "reading", "a later op"])
+@pytest.mark.parametrize("phase", ["reading", "a later op"])
 def test_a_connection_that_is_lost_after_opening(
     phase: str, fragile: tuple[str, Callable[[str], None]], caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -96,7 +96,6 @@ def test_a_connection_that_is_lost_after_opening(
         model = tp.LinearRegression().fit(relation)
         opening = fed._describe()[1]  # before it breaks
         asked: dict[str, Callable[[], object]] = {
-            "describing": fed.catalog,
             "reading": lambda: fed.open(Planned(planned.plan, 256, [opening])),
             "a later op": lambda: model.predict(relation, ids=["id"]),
         }

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import base64
 import binascii
+import hashlib
 import secrets
 from pathlib import Path
 
@@ -20,15 +21,15 @@ SIZE = 32
 def new_blinding_key(path: Path) -> None:
     """Write a new key to a file that must not exist yet."""
     text = base64.b64encode(secrets.token_bytes(SIZE)).decode()
-    write_new_file(path, f"{FORMAT} {text}\n".encode(), "blinding key")
+    write_new_file(path, f"{FORMAT} {text} {_check(text)}\n".encode(), "blinding key")
 
 
 def read_blinding_key(path: Path) -> bytes:
     """The key in a file that only its owner may read."""
     content = read_private_file(path, "blinding key")
     try:
-        name, text = content.decode("ascii").split()
-        key = base64.b64decode(text, validate=True)
+        name, text, *check = content.decode("ascii").split()
+        key = base64.b64decode(text, validate=True) if check in ([], [_check(text)]) else b""
     except (ValueError, binascii.Error):
         name, key = "", b""  # the cause is not in the error: it may quote the key
     if name != FORMAT or len(key) != SIZE:
@@ -37,3 +38,8 @@ def read_blinding_key(path: Path) -> bytes:
             "copy it again from the party that made it, or make one for all with 'tablepuppet keys new'"
         )
     return key
+
+
+def _check(text: str) -> str:
+    """A few letters that show whether a key was copied well; earlier versions wrote none."""
+    return hashlib.sha256(f"{FORMAT} {text}".encode()).hexdigest()[:8]

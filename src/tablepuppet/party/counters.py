@@ -13,23 +13,27 @@ import hashlib
 import threading
 from collections import Counter
 from collections.abc import Iterable
+from contextlib import suppress
 from pathlib import Path
 
 import msgspec
 
+from tablepuppet.checked_file import DamagedFileError, read_bare, read_facts, write_facts
 from tablepuppet.errors import ConfigError, PartyError
-from tablepuppet.privacy.private_file import write_atomically
 
 FILE = "used.json"
 _Used = dict[str, dict[str, dict[str, list[str]]]]  # kind -> caller -> table -> hashes
 
 
 class Counters:
-    """Distinct texts by kind, caller and table; rounds and columns by caller, session and table. For many threads."""
+    """Distinct texts by kind, caller and table; rounds and columns by caller, session and table. For many threads.
 
-    def __init__(self, state_dir: Path | None = None):
+    ``bare``: the file may be of a version that wrote no digest.
+    """
+
+    def __init__(self, state_dir: Path | None = None, *, bare: bool = False):
         self._file = None if state_dir is None else state_dir / FILE
-        self._used = _read(self._file) if self._file else {}
+        self._used = _read(self._file, bare=bare) if self._file else {}
         self._of_sessions: Counter[tuple[str, str, str, str]] = Counter()  # caller, session, table, kind
         self._lock = threading.Lock()
 
@@ -84,6 +88,11 @@ class Counters:
             for key in [key for key in self._of_sessions if key[:2] == (caller, session)]:
                 del self._of_sessions[key]
 
+    def write(self) -> None:
+        """Write down what is known, whether or not there is a file; PartyError if that is impossible."""
+        if self._file is not None:
+            _write(self._file, self._used)
+
     def _remember(self, kind: str, caller: str, table: str, hashes: list[str]) -> None:
         """First in the file: what cannot be remembered is not allowed."""
         callers = self._used.get(kind, {})
@@ -97,22 +106,29 @@ def _hash(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:32]
 
 
-def _read(file: Path) -> _Used:
+def _read(file: Path, *, bare: bool) -> _Used:
     try:
-        return msgspec.json.decode(file.read_bytes(), type=_Used)
+        return msgspec.convert(read_facts(file)["used"], _Used)
     except FileNotFoundError:
         return {}
-    except (OSError, msgspec.MsgspecError) as error:
-        raise ConfigError(
-            f"{str(file)!r}, which counts what callers have used, cannot be read: restore it, or remove it "
-            f"to give every caller a new allowance"
-        ) from error
+    except (OSError, DamagedFileError, LookupError, msgspec.ValidationError) as error:
+        if bare:
+            with suppress(OSError, msgspec.MsgspecError):
+                return msgspec.json.decode(read_bare(file), type=_Used)
+        raise _unreadable(file) from error
+
+
+def _unreadable(file: Path) -> ConfigError:
+    return ConfigError(
+        f"{str(file)!r}, which counts what callers have used, is damaged or cannot be read: `tablepuppet party "
+        "restore` brings it back from a backup"
+    )
 
 
 def _write(file: Path, used: _Used) -> None:
     """Replace the file; it is on disk before anything is answered."""
     try:
-        write_atomically(file, msgspec.json.encode(used))
+        write_facts(file, {"used": used})
     except OSError as error:
         raise PartyError(
             "the party cannot store what callers have used, so it refuses; its log informs the operator", limit="disk"

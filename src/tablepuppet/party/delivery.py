@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -20,6 +20,7 @@ import pyarrow as pa
 from msgspec import Meta
 from numpy.typing import NDArray
 
+from tablepuppet.checked_file import DamagedFileError, read_checked, write_checked
 from tablepuppet.errors import ConfigError, PartyError
 from tablepuppet.party.beside import columns_beside
 from tablepuppet.party.database import Database
@@ -27,7 +28,6 @@ from tablepuppet.party.databases.delivering import replace_rows
 from tablepuppet.party.delivered_file import SUFFIXES, check_place, replace_file
 from tablepuppet.party.grant import refusal
 from tablepuppet.party.snapshot import Snapshot
-from tablepuppet.privacy.private_file import write_atomically
 
 RULE = "predictions"
 RUN = "run"
@@ -128,7 +128,7 @@ class Deliveries:
         if self._record is None:
             return
         try:
-            write_atomically(self._record, "".join(f"{run} {known}\n" for known, run in self._done).encode())
+            write_record(self._record, self._done)
         except OSError as error:
             raise PartyError(
                 f"party {self.party!r} cannot write down that predictions were delivered ({error.strerror}); its "
@@ -136,15 +136,20 @@ class Deliveries:
             ) from error
 
 
-def read_record(file: Path) -> list[tuple[str, str]]:
+def write_record(file: Path, done: Sequence[tuple[str, str]]) -> None:
+    """Write down (table, run) of delivered predictions. Raises OSError."""
+    write_checked(file, "".join(f"{run} {table}\n" for table, run in done).encode())
+
+
+def read_record(file: Path, read: Callable[[Path], bytes] = read_checked) -> list[tuple[str, str]]:
     """(table, run) of the predictions that a file says were delivered; ConfigError if it cannot be read."""
     try:
-        lines = file.read_text(encoding="utf-8").splitlines()
+        lines = read(file).decode().splitlines()
         return [(table, name) for name, _, table in (line.partition(" ") for line in lines)]
     except FileNotFoundError:
         return []
-    except (OSError, UnicodeDecodeError) as error:
+    except (OSError, DamagedFileError, UnicodeDecodeError) as error:
         raise ConfigError(
-            f"{str(file)!r}, which lists delivered predictions, cannot be read: restore it, or remove it, after which "
-            "a run that is asked for again is written again"
+            f"{str(file)!r}, which lists delivered predictions, is damaged or cannot be read: restore it, or remove "
+            "it, after which a run that is asked for again is written again"
         ) from error

@@ -19,15 +19,14 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from tablepuppet.checked_file import DamagedFileError, read_checked, sync_folder, write_checked
 from tablepuppet.errors import PartyError
 from tablepuppet.party.metrics import OTHER
 from tablepuppet.party.origins import Origins, Reached
 from tablepuppet.party.spec import AnySpec
-from tablepuppet.privacy.private_file import sync_folder, write_atomically
 from tablepuppet.sql.plan import Scan
 
 FOLDER = "models"
-_DIGEST = 32  # bytes of SHA-256, before the content
 
 
 class KeptCategories(msgspec.Struct, frozen=True):
@@ -145,20 +144,21 @@ class Shelf:
             )
 
     def _read(self, path: Path) -> tuple[KeptPart, str]:
-        found = _read_file(path)
-        if found is not None:
-            return found
-        raise PartyError(
-            f"party {self._party!r} cannot read its part of this model: its file is damaged, or another version of "
-            "tablepuppet wrote it; its operator can restore state_dir, or fit and save the model again"
-        ) from None
+        try:
+            return _read_file(path)
+        except (OSError, DamagedFileError) as error:
+            raise PartyError(
+                f"party {self._party!r} cannot read its part of this model: its file {path.name!r} is damaged, or "
+                "another version of tablepuppet wrote it; its operator can restore state_dir, or fit and save the "
+                "model again"
+            ) from error
 
     def _write(self, path: Path, kept: KeptPart) -> None:
         content = msgspec.msgpack.encode(kept)
         try:
             for folder in (*path.parents[1:3][::-1], path.parent):  # parents=True would give those above another mode
                 folder.mkdir(exist_ok=True, mode=0o700)
-            write_atomically(path, hashlib.sha256(content).digest() + content)
+            write_checked(path, content)
             for folder in path.parents[1:3]:
                 sync_folder(folder)
         except OSError as error:
@@ -203,22 +203,33 @@ class WatchedShelf:
         self._shelf.keep_only(model, part)
 
 
-def _read_file(path: Path) -> tuple[KeptPart, str] | None:
-    """A part and its fingerprint; None if the file is damaged, or gone."""
-    with suppress(OSError, msgspec.MsgspecError):
-        content = path.read_bytes()
-        if hashlib.sha256(content[_DIGEST:]).digest() == content[:_DIGEST]:
-            return _PART.decode(content[_DIGEST:]), content[:_DIGEST].hex()
-    return None
+def _read_file(path: Path) -> tuple[KeptPart, str]:
+    """A part and its fingerprint. Raises DamagedFileError, and OSError."""
+    content = read_checked(path)
+    try:
+        return _PART.decode(content), hashlib.sha256(content).hexdigest()
+    except msgspec.MsgspecError as error:  # of another version
+        raise DamagedFileError(path) from error
+
+
+def seal_parts(folder: Path) -> None:
+    """Write parts of a version that put the bare digest before them as they are written now."""
+    for path in folder.glob("*/*/*.part"):
+        data = path.read_bytes()
+        if hashlib.sha256(data[32:]).digest() == data[:32]:
+            write_checked(path, data[32:])
 
 
 def all_kept(state_dir: Path, callers: Iterable[str]) -> list[tuple[str, KeptPart]]:
-    """Every part that a party keeps, with its caller: "" for one that is not among those. Nothing is changed."""
+    """Every part that a party keeps, with its caller: "" for one that is not among those. Nothing is changed.
+
+    Raises DamagedFileError.
+    """
     names = {file_name(caller): caller for caller in callers}
     found = []
     for path in sorted((state_dir / FOLDER).glob("*/*/*.part")):
-        if (read := _read_file(path)) is not None:
-            found.append((names.get(path.parents[1].name, ""), read[0]))
+        with suppress(FileNotFoundError):  # removed just now
+            found.append((names.get(path.parents[1].name, ""), _read_file(path)[0]))
     return found
 
 

@@ -9,12 +9,15 @@ the file; it contains no value of a row.
 
 The file does not grow with the number of charges: they are added up by table, caller and purpose. The names of releases
 that are charged once are stored, up to a limit per caller and table. A release whose name was dropped is charged again.
+All rows are sealed (`sealed_rows.py`): a file that is not as it was written is refused, when it is opened and when
+somebody else has written to it.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
+import logging
 import os
 import sqlite3
 from collections.abc import Iterator
@@ -27,14 +30,17 @@ import numpy as np
 from msgspec import Meta
 
 from tablepuppet.errors import ConfigError, PartyError, PrivacyError
+from tablepuppet.party.sealed_rows import changes_sealed, is_as_sealed, seal
 from tablepuppet.privacy.accountant import ORDERS, Spending
 from tablepuppet.privacy.funds import Funds, label_mark
 from tablepuppet.runs.figures import number
 
+log = logging.getLogger("tablepuppet.party")
+
 FILE = "ledger.sqlite"
 _WAIT = 60.0  # seconds for another process to finish its charge
 _EVERYBODY = ""  # the caller under which a table's total is kept; no certificate has this name
-_FORMAT = 3  # 1 had no tails, 2 a row for every charge
+_FORMAT = 4  # 1 had no tails, 2 a row for every charge, 3 no seal
 _MOST_LINES = 1000  # of releases, by caller and table: sessions that may come back
 
 _CHARGES = """
@@ -104,8 +110,9 @@ class Ledger:
 
     def __init__(self, path: Path, party: str, most_releases: int | None = None):
         self.path, self.party, self._most_releases = path, party, most_releases
-        with self._transaction(os.O_CREAT) as ledger:
+        with self._alone(os.O_CREAT) as ledger:
             _prepare(ledger, path)
+        self._left = _state_of(path)  # as this process has left the file: it need not be checked again
 
     def charge(
         self, table: str, caller: str, cost: Spending, budget: Budget, *, purpose: str, release: str | None = None,
@@ -192,7 +199,21 @@ class Ledger:
         )
 
     @contextmanager
-    def _transaction(self, flags: int = 0) -> Iterator[sqlite3.Connection]:
+    def _transaction(self) -> Iterator[sqlite3.Connection]:
+        """As `_alone`, on rows that are as they were sealed; what is changed is sealed again."""
+        with self._alone() as ledger:
+            if _state_of(self.path) != self._left and not is_as_sealed(ledger):
+                log.error("the ledger %s is damaged: stop the party, and restore it from a backup", self.path)
+                raise PartyError(
+                    f"party {self.party!r}: its privacy ledger is damaged, so it releases nothing; its operator must "
+                    "restore it"
+                )
+            with changes_sealed(ledger):
+                yield ledger
+        self._left = _state_of(self.path)
+
+    @contextmanager
+    def _alone(self, flags: int = 0) -> Iterator[sqlite3.Connection]:
         """All or nothing, alone among threads and processes, and forced to disk at the end."""
         try:
             os.close(os.open(self.path, os.O_RDWR | flags, 0o600))
@@ -201,7 +222,7 @@ class Ledger:
                 ledger.execute("BEGIN IMMEDIATE")
                 yield ledger
                 ledger.execute("COMMIT")
-        except (OSError, sqlite3.Error) as error:
+        except (OSError, sqlite3.Error, UnicodeDecodeError) as error:
             raise PartyError(
                 f"party {self.party!r} cannot use its privacy ledger, so it releases nothing; its operator must "
                 f"restore the file, or make room for it",
@@ -225,7 +246,7 @@ def copy_of_ledger(path: Path) -> bytes:
             return copy.serialize()
     except OSError as error:
         raise ConfigError(f"ledger {str(path)!r} cannot be read and written: {error.strerror}") from error
-    except sqlite3.Error as error:
+    except (sqlite3.Error, ValueError, TypeError, LookupError) as error:  # damaged pages raise many kinds
         raise ConfigError(f"ledger {str(path)!r} is damaged ({error})") from error
 
 
@@ -243,21 +264,35 @@ def _prepare(ledger: sqlite3.Connection, path: Path) -> None:
     if version == 0 and not ledger.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]:
         _execute(ledger, _SCHEMA)
         ledger.execute("INSERT INTO orders VALUES (?)", (_blob(ORDERS),))
+        seal(ledger)
         ledger.execute(f"PRAGMA user_version = {_FORMAT}")
         return
     if version not in range(1, _FORMAT + 1):
         raise ConfigError(f"ledger {str(path)!r} was written by another version of tablepuppet: use that one")
     if ledger.execute("PRAGMA quick_check").fetchone()[0] != "ok":
         raise ConfigError(f"ledger {str(path)!r} is damaged")
+    if version == _FORMAT and not is_as_sealed(ledger):
+        raise ConfigError(f"ledger {str(path)!r} is damaged")
     if version == 1:
         ledger.execute("ALTER TABLE totals ADD COLUMN tail REAL NOT NULL DEFAULT 0")
-    if version < _FORMAT:
+    if version in (1, 2):
         _add_up(ledger)
-        ledger.execute(f"PRAGMA user_version = {_FORMAT}")
     if _floats(ledger.execute("SELECT orders FROM orders").fetchone()[0]) != ORDERS:
         raise ConfigError(f"ledger {str(path)!r} was written by another version of tablepuppet: use that one")
     for table, caller in ledger.execute("SELECT table_name, caller FROM totals").fetchall():
         _check_total(ledger, path, table, caller)
+    if version < _FORMAT:
+        seal(ledger)
+        ledger.execute(f"PRAGMA user_version = {_FORMAT}")
+
+
+def _state_of(path: Path) -> tuple[int, int, int]:
+    """What changes whenever a file is written."""
+    try:
+        found = path.stat()
+    except OSError:
+        return (0, 0, 0)
+    return found.st_ino, found.st_size, found.st_mtime_ns
 
 
 def _check_total(ledger: sqlite3.Connection, path: Path, table: str, caller: str) -> None:

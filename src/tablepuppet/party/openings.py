@@ -18,7 +18,7 @@ import threading
 import time
 from collections.abc import Collection
 
-from tablepuppet.errors import PartyError
+from tablepuppet.errors import PrivacyError
 from tablepuppet.party.grant import refusal
 
 RECENT = 86400.0  # seconds for which a nonce may be used
@@ -26,6 +26,13 @@ MOST_NONCES = 256  # that a caller holds; with one more the oldest is forgotten
 MOST_NAMES = 10_000  # of sessions that are remembered, by caller
 _START = 32  # digits of a nonce before its tag, which is as long
 Names = dict[bytes, float]  # what is remembered, and when it began
+
+
+class StaleNonceError(PrivacyError):
+    """A nonce, or the name of a session, is not accepted again, as after a restart, or where an `open` failed.
+
+    With another name and the nonce of a new catalog the relation can be opened.
+    """
 
 
 class Openings:
@@ -62,7 +69,9 @@ class Openings:
 
     def _check(self, caller: str, session: str, nonces: Collection[str], *, blinds: bool) -> None:
         if _mark(session) in self._names.get(caller, {}):
-            raise PartyError(f"party {self._party!r}: a session opens once, and this name was used; take another")
+            raise StaleNonceError(
+                f"party {self._party!r}: a session opens once, and this name was used; take another", rule="nonce"
+            )
         held, oldest = self._nonces.get(caller, {}), time.monotonic() - RECENT
         own = [nonce for nonce in nonces if hmac.compare_digest(nonce[_START:], self._tag(nonce[:_START]))]
         if blinds and not (len(own) == 1 and held.get(_mark(own[0]), -math.inf) > oldest):
@@ -70,7 +79,7 @@ class Openings:
                 "join keys are blinded under one nonce of this party, which it gives with its catalog for one use; "
                 "what came is used up, too old, or from before the party was started; run the query again"
             )
-            raise refusal(self._party, "nonce", reason)
+            raise StaleNonceError(str(refusal(self._party, "nonce", reason)), rule="nonce")
 
     def _tag(self, start: str) -> str:
         return hmac.digest(self._secret, start.encode(), "sha256").hex()[:_START]

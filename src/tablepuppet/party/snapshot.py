@@ -28,7 +28,7 @@ from tablepuppet.arrays import Scalar, take
 from tablepuppet.errors import PartyError
 from tablepuppet.party.allowance import check_time, current
 from tablepuppet.party.blind import Blinded, blind, derive_key
-from tablepuppet.party.database import POSITION, Reader, Source
+from tablepuppet.party.database import POSITION, Reader, Source, UnavailableError
 from tablepuppet.pieces import cores
 from tablepuppet.privacy.noise import SecureStream
 from tablepuppet.sql.expression import checked, column_text, columns_of, is_column, render
@@ -50,6 +50,7 @@ class Order(NamedTuple):
 RowIds = NDArray[np.int32]
 MOST_ROWS = 2**31 - 1
 BATCH = 1 << 16  # rows
+FAILURES = (duckdb.Error, pa.ArrowException, OSError)  # DuckDB's own; as Arrow hands them on while batches are read
 _BACKGROUND = ThreadPoolExecutor(max(2, cores()), thread_name_prefix="tablepuppet-snapshot")
 
 
@@ -252,11 +253,27 @@ def _read(source: Source, scan: Scan, total: bool, hides: bool) -> pa.Table:
     query = f"SELECT {', '.join(items)} FROM {source.sql} AS source{where}"
     try:
         return _within_bytes(source.connection.sql(query), scan, hides)
-    except duckdb.Error as error:
+    except FAILURES as error:
         check_time()
+        if isinstance(error, duckdb.OutOfMemoryException) and "bad allocation" in str(error):
+            raise MemoryError from None  # the machine's memory, not what a request may have of it
         if isinstance(error, duckdb.OutOfMemoryException) and (allowance := current()) is not None:
             raise allowance.too_much(scan.table) from None
+        _check_readable(source, scan)
         raise _failure(source, scan, query, where, None if total else type(error).__name__) from None
+
+
+def _check_readable(source: Source, scan: Scan) -> None:
+    """UnavailableError if the columns themselves cannot be read, as from a damaged file: then no expression fails."""
+    columns = ", ".join(exp.column(name, quoted=True).sql("duckdb") for name in scan.columns) or "1"
+    try:
+        for _ in source.connection.sql(f"SELECT {columns} FROM {source.sql} AS source").to_arrow_reader(BATCH):
+            check_time()
+    except FAILURES as error:
+        raise UnavailableError(
+            f"party {scan.party!r}: table {scan.table!r} cannot be read ({type(error).__name__}): its file or database "
+            "is damaged, or was changed while it was read; write it again, or restore it"
+        ) from None
 
 
 def _check_growth(scan: Scan, texts: Sequence[str]) -> None:

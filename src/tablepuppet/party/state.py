@@ -24,10 +24,20 @@ from pathlib import Path
 
 import msgspec
 
-from tablepuppet.errors import ConfigError
+from tablepuppet.checked_file import (
+    DamagedFileError,
+    read_bare,
+    read_checked,
+    sealed,
+    sync_folder,
+    unsealed,
+    write_checked,
+)
+from tablepuppet.errors import ConfigError, PartyError
 from tablepuppet.party import counters, delivery, kept, ledger
+from tablepuppet.party.counters import Counters
 from tablepuppet.party.ledger import Ledger, charges, copy_of_ledger
-from tablepuppet.privacy.private_file import read_private_file, sync_folder, write_new_file
+from tablepuppet.privacy.private_file import read_private_file, write_new_file
 
 SECRET, SESSIONS = "row_secret", "sessions"
 SECRET_BYTES = 32
@@ -52,8 +62,11 @@ class State:
                 shutil.rmtree(unfinished, ignore_errors=True)
             if not (folder / SECRET).exists():
                 Ledger(folder / ledger.FILE, party)  # first: a secret without a ledger means that one was lost
-                write_new_file(folder / SECRET, secrets.token_bytes(SECRET_BYTES), _SECRET)
-            self.row_secret = read_private_file(folder / SECRET, _SECRET)
+                Counters(folder).write()
+                write_new_file(folder / SECRET, sealed(secrets.token_bytes(SECRET_BYTES)), _SECRET)
+            elif _is_bare(folder):
+                _seal(folder, party)
+            self.row_secret = _read_secret(folder)
         except BaseException:
             self.close()
             raise
@@ -77,18 +90,55 @@ def check_state(folder: Path) -> None:
         raise ConfigError(
             f"state_dir: {str(folder)!r} is not a writable folder ({error.strerror}); make it first"
         ) from error
-    if (folder / SECRET).exists():
-        found = read_private_file(folder / SECRET, _SECRET)
-        if len(found) != SECRET_BYTES:
-            raise ConfigError(
-                f"{_SECRET} {str(folder / SECRET)!r} has {len(found)} bytes instead of {SECRET_BYTES}: {RESTORE}"
-            )
     check_ledger(folder)
-    counters.Counters(folder)
-    delivery.read_record(folder / delivery.RECORD)
+    bare = _is_bare(folder)
+    if (folder / SECRET).exists() and not bare:
+        _read_secret(folder)
+        if not (folder / counters.FILE).exists():
+            raise ConfigError(
+                f"{str(folder / counters.FILE)!r}, which counts what callers have used, is lost, though a party has "
+                f"served with {str(folder)!r}: {RESTORE}"
+            )
+    Counters(folder, bare=bare)
+    delivery.read_record(folder / delivery.RECORD, read_bare if bare else read_checked)
     for name in (SESSIONS, kept.FOLDER):
         if (folder / name).exists() and not (folder / name).is_dir():
             raise ConfigError(f"state_dir: {str(folder / name)!r} is in the way of a folder of the party; remove it")
+
+
+def _read_secret(folder: Path) -> bytes:
+    """The secret; ConfigError unless it is as it was written."""
+    path = folder / SECRET
+    try:
+        found = unsealed(read_private_file(path, _SECRET), path)
+    except DamagedFileError as error:
+        raise ConfigError(f"{_SECRET} {str(path)!r} is damaged: {RESTORE}") from error
+    if len(found) != SECRET_BYTES:
+        raise ConfigError(f"{_SECRET} {str(path)!r} has {len(found)} bytes instead of {SECRET_BYTES}: {RESTORE}")
+    return found
+
+
+def _is_bare(folder: Path) -> bool:
+    """Whether a folder is of a version that wrote no digests: its secret is bare bytes.
+
+    No flipped bit makes such a secret of one with a digest. The folder is taken as it is, once: from then on, what has
+    no digest is damaged.
+    """
+    path = folder / SECRET
+    return path.exists() and len(read_private_file(path, _SECRET)) == SECRET_BYTES
+
+
+def _seal(folder: Path, party: str) -> None:
+    """Write digests into a folder that has none; the secret's last, as it says that all others are there."""
+    try:
+        Ledger(folder / ledger.FILE, party)
+        Counters(folder, bare=True).write()
+        if (folder / delivery.RECORD).exists():
+            delivery.write_record(folder / delivery.RECORD, delivery.read_record(folder / delivery.RECORD, read_bare))
+        kept.seal_parts(folder / kept.FOLDER)
+        write_checked(folder / SECRET, read_private_file(folder / SECRET, _SECRET))
+    except (OSError, PartyError) as error:
+        raise ConfigError(f"state_dir: {str(folder)!r} cannot be written: {error}") from error
 
 
 def check_ledger(folder: Path) -> bool:
@@ -273,7 +323,7 @@ def _check_newer(folder: Path, staged: Path, manifest: Manifest) -> None:
     except ConfigError:
         pass  # lost or damaged: that is why a backup is needed
     with suppress(ConfigError):
-        if counters.Counters(folder).has_more_than(counters.Counters(staged)):
+        if Counters(folder, bare=_is_bare(folder)).has_more_than(Counters(staged, bare=_is_bare(staged))):
             forgotten.append("uses of limits such as max_filters, which callers would have again")
     if forgotten:
         raise ConfigError(

@@ -1,4 +1,4 @@
-"""Files that hold a secret, which only their owner may read, and files that are written atomically.
+"""Files that hold a secret, which only their owner may read, and files that a user named.
 
 Input: a path, and what the file is, in words for errors. A secret never appears in an error.
 """
@@ -8,9 +8,9 @@ from __future__ import annotations
 import os
 import stat
 import tempfile
-from contextlib import suppress
 from pathlib import Path
 
+from tablepuppet.checked_file import write_atomically
 from tablepuppet.errors import ConfigError
 
 
@@ -56,25 +56,6 @@ def _check_mode(mode: int, path: Path, what: str) -> None:
         )
 
 
-def write_atomically(path: Path, data: bytes, mode: int = 0o600) -> None:
-    """Replace a file, or create it: whoever reads it finds the old content or the new one, and it is on disk.
-
-    Raises OSError; the old content is then unchanged.
-    """
-    draft = path.with_name(f"{path.name}.new")
-    try:
-        with open(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode), "wb") as stream:
-            stream.write(data)
-            stream.flush()
-            os.fsync(stream.fileno())
-        draft.replace(path)
-    except OSError:
-        with suppress(OSError):
-            draft.unlink(missing_ok=True)
-        raise
-    sync_folder(path.parent)
-
-
 def write_output_file(path: Path, data: bytes) -> None:
     """Write a file that a user named, whole or not at all; a pipe is written as it comes. Raises OSError."""
     place = path.resolve()  # a link stays one
@@ -82,12 +63,3 @@ def write_output_file(path: Path, data: bytes) -> None:
         place.write_bytes(data)
     else:
         write_atomically(place, data, 0o666)
-
-
-def sync_folder(folder: Path) -> None:
-    """Force a folder's list of files to disk."""
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)

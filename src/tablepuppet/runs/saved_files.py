@@ -10,12 +10,15 @@ import json
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from hashlib import sha256
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from tablepuppet import checked_file
+from tablepuppet.checked_file import DamagedFileError, facts_text, read_known
 from tablepuppet.errors import ConfigError, TablePuppetError
 
 ARRAYS, SECRETS = "arrays.npz", "secrets.json"
@@ -25,8 +28,7 @@ AGAIN = "fit and save the model again"
 def sealed(facts: Mapping[str, Any], inside: Path, plain: Callable[[Any], Any]) -> str:
     """Facts as text, with digests of the files in a folder and of the facts themselves."""
     files = {name: sha256((inside / name).read_bytes()).hexdigest() for name in (ARRAYS, SECRETS)}
-    written = json.loads(json.dumps({**facts, "files": files}, default=plain))
-    return json.dumps({**written, "digest": _digest(written)}, indent=2)
+    return facts_text({**facts, "files": files}, plain)
 
 
 def read_facts(path: Path, format_: int) -> dict[str, Any]:
@@ -36,24 +38,20 @@ def read_facts(path: Path, format_: int) -> dict[str, Any]:
     if not path.exists():
         raise ConfigError(f"{str(path.parent)!r} is no saved model: give the folder that model.save(folder) wrote")
     with damage_explained(path):
-        facts = json.loads(path.read_text(encoding="utf-8"))
+        facts = checked_file.read_facts(path)
         if facts["format"] != format_:
             raise ConfigError(f"{str(path)!r} was written by another version of tablepuppet: {AGAIN}")
-        if facts.pop("digest") != _digest(facts):
-            raise ValueError("another digest")
-    return dict(facts)
+    return facts
 
 
 def read_content(inside: Path, facts: Mapping[str, Any]) -> tuple[dict[str, NDArray[Any]], dict[str, str]]:
     """Arrays, and secrets by name; ConfigError unless they are those that facts were written with."""
-    for name in (ARRAYS, SECRETS):
-        with damage_explained(inside / name):
-            if sha256((inside / name).read_bytes()).hexdigest() != facts["files"][name]:
-                raise ValueError("another digest")
-    with damage_explained(inside / ARRAYS), np.load(inside / ARRAYS, allow_pickle=False) as stored:
-        arrays = {name: stored[name] for name in stored.files}
+    with damage_explained(inside / ARRAYS):
+        content = read_known(inside / ARRAYS, facts["files"][ARRAYS])
+        with np.load(BytesIO(content), allow_pickle=False) as stored:
+            arrays = {name: stored[name] for name in stored.files}
     with damage_explained(inside / SECRETS):
-        return arrays, dict(json.loads((inside / SECRETS).read_text(encoding="utf-8")))
+        return arrays, dict(json.loads(read_known(inside / SECRETS, facts["files"][SECRETS])))
 
 
 @contextmanager
@@ -61,6 +59,8 @@ def damage_explained(path: Path) -> Iterator[None]:
     """ConfigError for any error of reading a file: damaged ones make NumPy, zip and JSON raise many kinds of them."""
     try:
         yield
+    except DamagedFileError as error:
+        raise ConfigError(f"{error}: {AGAIN}") from error
     except TablePuppetError:
         raise
     except OSError as error:
@@ -77,7 +77,3 @@ def save_errors(path: Path) -> Iterator[None]:
         yield
     except OSError as error:
         raise ConfigError(f"cannot save the model as {str(path)!r}: {error.strerror}") from error
-
-
-def _digest(facts: Mapping[str, Any]) -> str:
-    return sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()

@@ -10,6 +10,7 @@ What is refused here, before the party sees it, is in the party's audit log like
 
 from __future__ import annotations
 
+import errno
 import logging
 import secrets
 import threading
@@ -33,7 +34,7 @@ from tablepuppet.party.service import Party
 from tablepuppet.wire.codec import Encoded, encode
 from tablepuppet.wire.journal import Journal, Key, Written
 from tablepuppet.wire.message_file import DamagedError
-from tablepuppet.wire.protocol import BusyError, error_message, reply_message
+from tablepuppet.wire.protocol import AwayError, BusyError, error_message, reply_message
 
 log = logging.getLogger("tablepuppet.party")
 
@@ -47,6 +48,18 @@ Gone = Callable[[], bool]  # whether whoever made a call has gone away
 def may_pass(error: TablePuppetError) -> bool:
     """Whether a request was refused for want of the machine's memory or disk: it may fare better later."""
     return isinstance(error, PartyError) and error.limit in (DISK, MEMORY)
+
+
+def _busy(error: TablePuppetError) -> BusyError:
+    """The same refusal, as one after which the caller tries again until its timeout."""
+    return BusyError(f"{error}; try again", limit=getattr(error, "limit", ""))
+
+
+def _is_for_memory(error: Exception) -> bool:
+    """Whether the process got no more memory, threads or descriptors."""
+    if isinstance(error, OSError):
+        return error.errno in (errno.ENOMEM, errno.EAGAIN, errno.EMFILE, errno.ENFILE)
+    return isinstance(error, MemoryError) or "can't start new thread" in str(error)
 
 
 @dataclass
@@ -106,7 +119,8 @@ class Desk:
                     case _:
                         return self._in_line((caller, request.session), request, is_gone)
         except TablePuppetError as error:
-            return encode(error_message(error))
+            later = may_pass(error) and not isinstance(error, BusyError)  # nothing was computed, or it was taken back
+            return encode(error_message(_busy(error) if later else error))
 
     @contextmanager
     def _one_call(self, caller: str, request: Request) -> Iterator[None]:
@@ -219,7 +233,7 @@ class Desk:
         if start is not None:
             self.journal.take_back(key, start)
         self.close(key, "put away", forget=False)
-        raise BusyError(f"{error}; try again", limit=getattr(error, "limit", "")) from error
+        raise _busy(error) from error
 
     def _write_refusal(self, key: Key, start: int, request: Request, done: int, refusal: Any) -> None:
         """Write a refusal down, or end the session: what was refused must not be computed after a restart."""
@@ -251,7 +265,7 @@ class Desk:
         except UnavailableError as error:  # it may name host, port, user or path
             reference = secrets.token_hex(2)
             log.error("database not available, reference %s: %s", reference, plain_text(str(error)))
-            raise PartyError(
+            raise AwayError(
                 f"party {self.party.name!r}: database not available, reference {reference}; try again later, or ask "
                 "its operator, who finds the reason in the party's log under this reference"
             ) from None
@@ -262,7 +276,7 @@ class Desk:
             log.error("%s at %s:%s", type(error).__name__, place.filename, place.lineno)
             raise PartyError(
                 f"party {self.party.name!r} failed on {request.verb} ({type(error).__name__}); its log says where",
-                limit=MEMORY if isinstance(error, MemoryError) else "",
+                limit=MEMORY if _is_for_memory(error) else "",
             ) from None
 
     def _compare(self, key: Key) -> None:

@@ -26,13 +26,13 @@ from typing import Any
 
 import msgspec
 
+from tablepuppet.checked_file import DamagedFileError, read_checked, write_checked
 from tablepuppet.errors import PartyError
 from tablepuppet.party.kept import file_name
 from tablepuppet.party.metrics import OTHER
 from tablepuppet.party.request import Request
-from tablepuppet.privacy.private_file import write_atomically
 from tablepuppet.wire.codec import Encoded, encode
-from tablepuppet.wire.message_file import pieces, read_message, size_of
+from tablepuppet.wire.message_file import damaged, pieces, read_message, size_of
 from tablepuppet.wire.protocol import VersionError, read_request, request_message
 from tablepuppet.wire.release_file import ReleaseFile
 
@@ -153,8 +153,10 @@ class Journal:
         try:
             if not path.exists():
                 path.parent.mkdir(exist_ok=True, mode=0o700)
-                write_atomically(path, fingerprint.encode())
-            return path.read_text()
+                write_checked(path, fingerprint.encode())
+            return read_checked(path).decode()
+        except DamagedFileError as error:
+            raise damaged(path, self._whose) from error
         except OSError as error:
             raise self._no_room(error) from error
 

@@ -66,16 +66,17 @@ def read_message(file: BufferedReader, path: Path, whose: str) -> Stored | None:
     lengths, checksum = _HEAD.unpack(head)
     mark, header_size, arrays_size, of_lengths = _LENGTHS.unpack(lengths)
     if zlib.crc32(lengths[:-4]) != of_lengths:
-        raise _damaged(path, whose)
+        raise damaged(path, whose)
     header, arrays = file.read(header_size), file.read(arrays_size)
     if len(header) < header_size or len(arrays) < arrays_size:
         return None
     if zlib.crc32(arrays, zlib.crc32(header, zlib.crc32(lengths))) != checksum:
-        raise _damaged(path, whose)
+        raise damaged(path, whose)
     return Stored(mark, header, arrays)
 
 
-def _damaged(path: Path, whose: str) -> DamagedError:
+def damaged(path: Path, whose: str) -> DamagedError:
+    """The error of a file that is not as it was written; a caller may see it."""
     return DamagedError(
         f"{whose}: the file {path.name!r} is damaged, so this run cannot go on from it; check the disk, then start the "
         "run again"

@@ -13,6 +13,7 @@ from msgspec import Meta
 
 from tablepuppet import errors
 from tablepuppet.errors import PartyError, PrivacyError, TablePuppetError, plain_text
+from tablepuppet.party.openings import StaleNonceError
 from tablepuppet.party.request import Reply, Request, Step, Verb
 from tablepuppet.sql.catalog import Shard
 from tablepuppet.sql.plan import Scan
@@ -112,13 +113,20 @@ class UnfitError(PartyError):
     """A certificate does not fit; with another one the same request may be answered."""
 
 
+class AwayError(LostError):
+    """The party cannot reach its database; with it, the same request may be answered."""
+
+
 class BusyError(LostError):
-    """The party has as many sessions as it allows, or is stopping; try again."""
+    """The party has as many sessions as it allows, no room, or is stopping; the request is sent again."""
 
 
 _ERRORS: dict[str, type[TablePuppetError]] = {
     name: kind
-    for name, kind in [*vars(errors).items(), ("BusyError", BusyError)]
+    for name, kind in [
+        *vars(errors).items(),
+        *((each.__name__, each) for each in (BusyError, AwayError, StaleNonceError)),
+    ]
     if isinstance(kind, type) and issubclass(kind, TablePuppetError)
 }
 

@@ -19,15 +19,17 @@ from dataclasses import replace
 from io import BufferedReader, FileIO
 from pathlib import Path
 
+from tablepuppet.checked_file import DamagedFileError, read_facts, write_facts
 from tablepuppet.errors import ConfigError, LearnError
+from tablepuppet.party.openings import StaleNonceError
 from tablepuppet.party.request import Reply, Request
-from tablepuppet.privacy.private_file import write_atomically
 from tablepuppet.wire.codec import Encoded, encode
 from tablepuppet.wire.message_file import pieces, read_message, size_of
-from tablepuppet.wire.protocol import LostError, read_reply, reply_message, request_message
+from tablepuppet.wire.protocol import LostError, error_message, read_reply, reply_message, request_message
 from tablepuppet.wire.transport import Transport
 
 NO_REPLY = Encoded(b"", [])
+SESSIONS = "sessions"
 
 
 class Record:
@@ -37,8 +39,7 @@ class Record:
         self.folder = folder
         with write_errors(folder):
             folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-        self._sessions = folder / "sessions"
-        self._known = self._sessions.read_text().split() if self._sessions.exists() else []
+        self._known = recorded_sessions(folder)
         self._used = 0
 
     def new_session(self) -> str:
@@ -46,7 +47,7 @@ class Record:
         if self._used == len(self._known):
             known = [*self._known, secrets.token_hex(16)]
             with write_errors(self.folder):
-                write_atomically(self._sessions, "\n".join(known).encode())
+                write_facts(self.folder / SESSIONS, {SESSIONS: known})
             self._known = known
         self._used += 1
         return self._known[self._used - 1]
@@ -54,6 +55,18 @@ class Record:
     def of(self, name: str, transport: Transport, *, losses: bool = False) -> RecordedTransport:
         """A transport whose replies are recorded, with ``losses`` also that there was none."""
         return RecordedTransport(name, transport, self.folder / f"{name}.replies", losses=losses)
+
+
+def recorded_sessions(folder: Path) -> list[str]:
+    """The names of a record's sessions; none where there is no record. ConfigError if they cannot be read."""
+    try:
+        return [str(name) for name in read_facts(folder / SESSIONS)[SESSIONS]]
+    except FileNotFoundError:
+        return []
+    except DamagedFileError as error:
+        raise ConfigError(f"{error}, so this run cannot go on from it: train it again, with --overwrite") from error
+    except OSError as error:
+        raise ConfigError(f"the record {str(folder)!r} of this run cannot be read ({error.strerror})") from error
 
 
 class RecordedTransport(Transport):
@@ -79,6 +92,9 @@ class RecordedTransport(Transport):
         except LostError:
             if self._losses and request.verb != "describe":  # which is asked again: the run went on without an answer
                 self._write(digest, NO_REPLY)
+            raise
+        except StaleNonceError as error:  # the run asks for another nonce then, also when it is resumed
+            self._write(digest, encode(error_message(error)))
             raise
         self._write(digest, encode(reply_message(reply)))
         return reply

@@ -13,10 +13,8 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
-import zipfile
-import zlib
 from collections.abc import Iterable
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +22,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from tablepuppet.algebra.array import LazyArray
+from tablepuppet.checked_file import DamagedFileError, read_checked, write_checked
 from tablepuppet.errors import LearnError
 
 ABOUT, PLAN, CELLS = "about", "plan", "cells"  # what the state is of, where tables computed, X.T @ r
@@ -43,7 +42,7 @@ class Progress:
     ):
         self._file, self._placement = None, matrix.source.placement
         if folder is not None:
-            self._file = Path(folder) / f"{program}.npz"
+            self._file = Path(folder) / f"{program}.state"
             self._about = _described(matrix, given) | {"settings": settings}
             weights = np.random.default_rng(0).normal(size=matrix.shape[0])
             self._cells, self._squares = matrix.ask_transposed_times(weights), matrix.ask_column_squares()
@@ -54,11 +53,11 @@ class Progress:
         if self._file is None or not self._file.exists():
             return {}
         try:
-            with np.load(self._file, allow_pickle=False) as found:
+            with np.load(BytesIO(read_checked(self._file)), allow_pickle=False) as found:
                 state = dict(found)
             about, plan = (json.loads(str(state.pop(name))) for name in (ABOUT, PLAN))
             cells = state.pop(CELLS)
-        except (OSError, EOFError, ValueError, LookupError, zipfile.BadZipFile, zlib.error) as error:
+        except (OSError, DamagedFileError, ValueError, LookupError) as error:
             raise LearnError(
                 f"{str(self._file)!r}, from which this program would go on, is empty or damaged: remove it"
             ) from error
@@ -85,12 +84,11 @@ class Progress:
             return
         about, plan = json.dumps(self._about, default=str), json.dumps(self._placement.so_far())
         everything: dict[str, Any] = {ABOUT: about, PLAN: plan, CELLS: self._cells.read(), **state}
-        draft = self._file.with_suffix(".new")
         try:
             self._file.parent.mkdir(parents=True, exist_ok=True)
-            with os.fdopen(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
-                np.savez(file, **everything)
-            draft.replace(self._file)
+            content = BytesIO()
+            np.savez(content, **everything)
+            write_checked(self._file, content.getvalue())
         except OSError as error:
             raise LearnError(
                 f"the folder {str(self._file.parent)!r} cannot be written ({error.strerror}); name another one"

@@ -90,9 +90,11 @@ class LinalgModel:
             with open(os.open(draft / SECRETS, os.O_WRONLY | os.O_CREAT, 0o600), "w", encoding="utf-8") as stream:
                 json.dump(category_secrets(self.preparation.encoding, self.preparation.engine), stream)
             (draft / FACTS).write_text(sealed(facts, draft, str), encoding="utf-8")
+            before = draft.with_name(f"{draft.name}.old")
             if place.exists():
-                shutil.rmtree(place)
+                place.rename(before)
             draft.rename(place)
+            shutil.rmtree(before, ignore_errors=True)
         return self
 
 

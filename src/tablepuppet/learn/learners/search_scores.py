@@ -10,8 +10,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from tablepuppet.checked_file import DamagedFileError, read_facts, write_facts
 from tablepuppet.errors import LearnError
-from tablepuppet.privacy.private_file import write_atomically
 
 FILE = "search.json"
 FitKey = tuple[int, float, int]  # candidate, share of rows, fold
@@ -33,14 +33,16 @@ class SearchScores:
 
     def _read(self, file: Path) -> dict[FitKey, dict[str, float]]:
         try:
-            content = json.loads(file.read_text())
+            content = read_facts(file)
             search = dict(content["search"])
             found = {
                 (int(place), float(share), int(fold)): {str(name): float(value) for name, value in scores.items()}
                 for place, share, fold, scores in content["scores"]
             }
-        except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
-            raise LearnError(f"{str(file)!r} cannot be read: {type(error).__name__}") from error
+        except OSError as error:
+            raise LearnError(f"{str(file)!r} cannot be read ({error.strerror})") from error
+        except (DamagedFileError, ValueError, LookupError, TypeError, AttributeError) as error:
+            raise LearnError(f"{DamagedFileError(file)}: remove it, and the search begins anew") from error
         if search != self._described:
             changed = [name for name, value in self._described.items() if search.get(name) != value]
             raise LearnError(
@@ -58,10 +60,9 @@ class SearchScores:
         self._found[place, share, fold] = scores
         if self._file is not None:
             listed = [[*key, values] for key, values in sorted(self._found.items())]
-            text = json.dumps({"search": self._described, "scores": listed})
             try:
                 self._file.parent.mkdir(parents=True, exist_ok=True)
-                write_atomically(self._file, text.encode(), 0o644)
+                write_facts(self._file, {"search": self._described, "scores": listed}, 0o644)
             except OSError as error:
                 raise LearnError(
                     f"the folder {str(self._file.parent)!r} cannot be written ({error.strerror}); name another one"

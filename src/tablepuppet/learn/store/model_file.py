@@ -22,6 +22,7 @@ from typing import Annotated, Any, cast
 import msgspec
 from numpy.typing import NDArray
 
+from tablepuppet import checked_file
 from tablepuppet.errors import ConfigError, LearnError, PartyError
 from tablepuppet.learn.private.promise import Uses, reported
 from tablepuppet.learn.private.round_promises import read_promise
@@ -100,6 +101,9 @@ def forget(path: str | Path, federation: Connected) -> None:
     Raises PartyError, and changes nothing here, if one of them cannot be reached.
     """
     folder = ModelFolder(Path(path))
+    if (folder.path / FACTS).exists():
+        with damage_explained(folder.path / FACTS):
+            checked_file.read_facts(folder.path / FACTS)  # else parties would keep their parts for ever
     handle = _handle(folder.facts)
     if not folder.is_model:
         raise ConfigError(f"{str(path)!r} is not a saved model")

@@ -19,8 +19,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from tablepuppet.checked_file import DamagedFileError, read_facts, write_atomically, write_facts
 from tablepuppet.errors import ConfigError
-from tablepuppet.privacy.private_file import write_atomically
 from tablepuppet.runs.saved_files import ARRAYS, SECRETS, save_errors, sealed
 
 FACTS = "model.json"
@@ -74,7 +74,7 @@ class ModelFolder:
         """Write down under which name parties will know the model: as before, or as ``name``."""
         saved = self.saved or name
         with save_errors(self.path):
-            write_atomically(self.path / "saving.json", json.dumps({"saved": saved}).encode(), 0o644)
+            write_facts(self.path / "saving.json", {"saved": saved}, 0o644)
         return saved
 
     def write(
@@ -103,10 +103,8 @@ class ModelFolder:
 
 
 def _read(path: Path) -> Mapping[str, Any]:
-    with suppress(OSError, ValueError, RecursionError):
-        found = json.loads(path.read_text())
-        if isinstance(found, dict):
-            return found
+    with suppress(OSError, DamagedFileError):
+        return read_facts(path)
     return {}
 
 

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from tablepuppet.errors import LearnError, PartyError
 from tablepuppet.operators.client import Client
-from tablepuppet.party.arguments import List
+from tablepuppet.party.arguments import LARGEST, List
 from tablepuppet.party.grant import refusal
 from tablepuppet.party.local_table import LocalTable
 from tablepuppet.party.ops import Values, op
@@ -190,6 +190,8 @@ def _count(
     for column in columns:
         if known[column.name].not_finite:
             raise LearnError(f"histogram: column {column.name!r} has NaN or infinite values; filter them in WHERE")
+        if (reason := _no_bins(column, known[column.name], bins, fits_whole)) is not None:
+            raise LearnError(f"histogram: column {column.name!r} {reason}")
     edges = {column.name: _edges(column, known[column.name], bins, fits_whole) for column in columns}
 
     def ranges(listed: Sequence[OutputColumn]) -> dict[str, Any]:
@@ -207,6 +209,22 @@ def _count(
         )
         for column in columns
     }
+
+
+def has_bins(column: OutputColumn, known: NumberSummary, bins: int) -> bool:
+    """Whether the histogram of a public column can be asked for."""
+    return not known.not_finite and (not known.count or _no_bins(column, known, bins, fits_whole=True) is None)
+
+
+def _no_bins(column: OutputColumn, known: NumberSummary, bins: int, fits_whole: bool) -> str | None:
+    """Why the range of a column's values cannot be cut into bins, and what to do; None if it can be."""
+    if max(abs(known.minimum), abs(known.maximum)) > LARGEST:
+        return f"has values beyond {LARGEST:g}; divide it by a number in SELECT, or filter them in WHERE"
+    try:
+        _edges(column, known, bins, fits_whole)
+    except ValueError:  # bins would be narrower than numbers are apart
+        return f"has too narrow a range for {bins:,} bins; shift it towards 0, or multiply it, in SELECT"
+    return None
 
 
 def _edges(column: OutputColumn, known: NumberSummary, bins: int, fits_whole: bool) -> NDArray[np.float64]:

@@ -18,7 +18,7 @@ from tablepuppet.errors import LearnError, PrivacyError
 from tablepuppet.operators.client import Client
 from tablepuppet.prep.columns.category_names import CategoryNames, Coded, ask_public_names
 from tablepuppet.prep.columns.ids import NumberIds, about_id
-from tablepuppet.prep.columns.selected import check_without_noise, find_category, is_number, sends_across
+from tablepuppet.prep.columns.selected import check_without_noise, find_category, is_number, is_public, sends_across
 from tablepuppet.prep.columns.sent_columns import SentColumns
 from tablepuppet.prep.columns.statistics import CategoryStatistics, CategorySummary, NumberStatistics
 from tablepuppet.prep.explore.beside_label import Related, beside_label
@@ -26,7 +26,7 @@ from tablepuppet.prep.explore.correlation import ColumnMatrix, correlation
 from tablepuppet.prep.explore.crosstab import Crosstab, count_pairs
 from tablepuppet.prep.explore.describe import describe, is_category
 from tablepuppet.prep.explore.groups import sums_by_group
-from tablepuppet.prep.explore.histograms import Histogram, histograms
+from tablepuppet.prep.explore.histograms import Histogram, has_bins, histograms
 from tablepuppet.prep.explore.pooled import label_categories
 from tablepuppet.prep.explore.profile_page import CategoryBars, Profile, Warned
 from tablepuppet.runs.events import Events
@@ -63,7 +63,9 @@ def profile(client: Client, query: Query, max_categories: int, events: Events) -
     compared = _Compared.all_of(client, query, rows)
     for each in compared:
         each.ask(client, sent)
-    drawn = histograms(client, finite, BINS, known, fits_whole=True)
+    summaries = known.read()
+    cut = [c for c in finite if not is_public(client.plan, c) or has_bins(c, summaries[c.name], BINS)]
+    drawn = histograms(client, cut, BINS, known, fits_whole=True)
     bars = _bars(asked, counted, names)
     varied = [c for c in finite if rows[c.name]["std"] > 0]
     correlations = _correlations(client, varied, events, known, sent)

@@ -169,4 +169,6 @@ def between(one: float, other: float, part: float) -> float:
     """
     low, high = sorted((one, other))
     away = high - low
+    if math.isinf(away) and math.isfinite(low) and math.isfinite(high):  # where NumPy overflows
+        return low * (1.0 - part) + high * part
     return high - away * (1 - part) if part >= 0.5 else low + away * part  # from the nearer one
