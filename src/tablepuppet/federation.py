@@ -24,7 +24,7 @@ from tablepuppet.party.databases.in_memory import InMemory
 from tablepuppet.party.databases.urls import anchored, open_database
 from tablepuppet.party.delivery import Deliveries, PredictionsEntry
 from tablepuppet.party.policy import Category, Policy
-from tablepuppet.party.request import Request
+from tablepuppet.party.request import MOST_PURPOSE, Declared, Request
 from tablepuppet.party.service import Party
 from tablepuppet.party.settings_file import read_settings
 from tablepuppet.party.tls_files import TlsFiles, read_tls_files
@@ -132,6 +132,7 @@ class FederationFile(msgspec.Struct, forbid_unknown_fields=True):
     memory_limit: int | None = None
     tls: Tls | None = None
     key_file: str | None = None
+    purpose: str = ""
 
 
 @dataclass(frozen=True)
@@ -145,7 +146,7 @@ class Planned:
 
 
 @class_checked
-@shows("catalog", "events", "load", "on_party_lost", "sql", "timeout", "traffic", "wire")
+@shows("catalog", "events", "load", "on_party_lost", "purpose", "sql", "timeout", "traffic", "wire")
 @attributes_explained(
     {
         **dict.fromkeys(("query", "execute", "read_sql", "table"), "fed.sql(text, label=...) makes a relation"),
@@ -161,7 +162,8 @@ class Federation:
     ``on_party_lost`` what happens then.
     ``memory_limit`` bounds the bytes of a mapping; by default what is free on this machine. ``tls`` and ``key_file``
     are for parties that are services elsewhere: the certificate to call them with (files ``cert``, ``key`` and ``ca``),
-    and the blinding key that databases opened in this process must share with them. With a ``record`` a run goes on
+    and the blinding key that databases opened in this process must share with them. ``purpose`` is what relations are
+    for, in a few words: parties write it into their audit logs, and some demand it. With a ``record`` a run goes on
     after this process has died. ``callbacks`` receive every `Event`. ``verbose`` says what a script prints of its
     progress on standard error: everything, nothing, or by default a line now and then about what takes longer than some
     seconds, if there are no callbacks. A notebook shows progress unless it is False.
@@ -179,6 +181,7 @@ class Federation:
         memory_limit: int | None = None,
         tls: Tls | Mapping[str, str | Path] | None = None,
         key_file: str | Path | None = None,
+        purpose: str = "",
         record: Record | None = None,
         callbacks: Iterable[Reader] = (),
         verbose: bool | None = None,
@@ -188,6 +191,9 @@ class Federation:
             raise ConfigError("callbacks is a list of functions that take an event, such as [print]")
         self.wire, self.timeout, self.on_party_lost = wire, timeout, on_party_lost
         self._memory_limit = memory_limit
+        if not isinstance(purpose, str) or len(purpose) > MOST_PURPOSE:
+            raise ConfigError(f"purpose is a text of at most {MOST_PURPOSE} letters")
+        self.purpose, self._run = purpose, secrets.token_hex(8) if record is None else record.run
         if not isinstance(verbose, bool | None):
             raise ConfigError(f"verbose is True, False or None, not {verbose!r}")
         callbacks = list(callbacks)
@@ -254,17 +260,22 @@ class Federation:
         cls,
         path: str | Path,
         *,
+        purpose: str = "",
         record: Record | None = None,
         callbacks: Iterable[Reader] = (),
         verbose: bool | None = None,
     ) -> Federation:
-        """The federation that a TOML file describes; relative paths in it start at the file's folder."""
+        """The federation that a TOML file describes; relative paths in it start at the file's folder.
+
+        A ``purpose`` replaces that of the file.
+        """
         file = Path(path)
         settings, folder = read_settings(file, "federation file", FederationFile), file.parent
         arguments = msgspec.structs.asdict(settings) | {
             "parties": {name: _anchored(entry, folder) for name, entry in settings.parties.items()},
             "tls": settings.tls and settings.tls.anchored(folder),
             "key_file": settings.key_file and folder / settings.key_file,
+            "purpose": purpose or settings.purpose,
         }
         try:
             return cls(**arguments, record=record, callbacks=callbacks, verbose=verbose)
@@ -400,7 +411,10 @@ class Federation:
     def open(self, planned: Planned) -> Relation:
         """The relation of a plan; parties read their tables now."""
         when_lost = WhenLost(self._stand_in, self.timeout, self._lost_or_back)
-        settings = FederationSettings(self.wire, self._memory_limit, planned.max_categories, when_lost, planned.prep)
+        settings = FederationSettings(
+            self.wire, self._memory_limit, planned.max_categories, when_lost, planned.prep,
+            Declared(self.purpose, self._run),
+        )  # fmt: skip
         opening = planned.openings.pop() if planned.openings else self._describe()[1]
         return Relation(Session(planned.plan, self.engine, self.events, settings, opening))
 

@@ -21,7 +21,7 @@ from tablepuppet.mapping.join import JoinBranch, ShardKeys, join
 from tablepuppet.mapping.table_mapping import TableMapping
 from tablepuppet.operators.secure_sum import SecureTables
 from tablepuppet.party.reply_check import check_reply, keys_returned
-from tablepuppet.party.request import Request, Step
+from tablepuppet.party.request import UNDECLARED, Declared, Request, Step
 from tablepuppet.party.returns import Asked
 from tablepuppet.party.snapshot import MOST_ROWS
 from tablepuppet.prep.pipelines.pipeline import DEFAULT, Pipeline
@@ -45,6 +45,7 @@ class FederationSettings:
     max_categories: int
     when_lost: WhenLost
     prep: Pipeline = DEFAULT
+    job: Declared = UNDECLARED  # what parties are told that it is for
 
 
 @dataclass(frozen=True)
@@ -117,7 +118,7 @@ class Session:
     def _opening(self, party: str) -> Request:
         scans = self.plan.of_party(party)
         blind = tuple(Step("keys.blind", scan.alias) for scan in scans)
-        arguments = {"scans": scans, "wire": self.wire, "nonces": self._nonces}
+        arguments = {"scans": scans, "wire": self.wire, "nonces": self._nonces, "job": self.settings.job}
         return Request("open", self.id, arguments, blind)
 
     @property

@@ -122,6 +122,39 @@ def sessions(
 
 
 @party.command()
+def audit(
+    file: FileArgument,
+    since: Annotated[
+        str | None, typer.Option(help="Only lines from this day or moment on (UTC), such as 2026-01-31 or with T09:30.")
+    ] = None,
+    caller: Annotated[str | None, typer.Option(help="Only lines of this caller.")] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Print the audit log of a party, rotated files included, and whether lines were changed or are missing.
+
+    Ends with 1 if they were. All lines are checked, whichever are printed.
+    """
+    import msgspec
+
+    from tablepuppet.party.audit_report import read_audit
+
+    found = read_audit(file, since, caller)
+    if as_json:
+        print_json(msgspec.to_builtins(found))
+    else:
+        rows = [each.cells for each in found.entries]
+        sides = _sides("time caller what tables", "rows bytes", "releases outcome purpose")
+        _print_table(results_console(), "", sides, rows)
+        for text in found.notes:
+            complain(f"note: {text}", "yellow")
+        for text in found.problems:
+            complain(f"error: {text}", "red")
+        print_text(found.verdict)
+    if found.problems:
+        raise typer.Exit(1)
+
+
+@party.command()
 def budget(file: FileArgument, as_json: JsonOption = False) -> None:
     """Print what was spent of each table's privacy budget, by everybody and by caller, and what is left."""
     import msgspec

@@ -82,6 +82,14 @@ class PartyFile(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_only
     tls: Annotated[TlsPaths | None, Meta(description="files of mutual TLS")] = None
     insecure: Annotated[bool, Meta(description="listen without TLS beyond this machine")] = False
     audit_log: Annotated[str, Meta(description="file that every request is written to")] = "audit.jsonl"
+    audit_text: Annotated[
+        bool, Meta(description="lines of `open` in the audit log have the SQL that was asked for, literals included")
+    ] = False
+    syslog: Annotated[
+        str | None,
+        Meta(description="where lines of the audit log go too: the path of a socket, such as /dev/log, or host:port"),
+    ] = None
+    require_purpose: Annotated[bool, Meta(description="answer only callers that say what a relation is for")] = False
     state_dir: Annotated[
         str | None, Meta(description="folder for what survives a restart; if absent, nothing does")
     ] = None
@@ -132,12 +140,14 @@ class PartyFile(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_only
             allow=frozenset(self.allow),
             limits=self.limits,
             peers=frozenset(self.peers),
+            require_purpose=self.require_purpose,
         )
 
     @property
     def policy_hash(self) -> str:
         """A short name of all its rules together: the same for the same rules."""
-        rules = msgspec.json.encode([sorted(self.allow), self.tables, self.peers, self.deliver], order="sorted")
+        named = [sorted(self.allow), self.tables, self.peers, self.deliver, self.require_purpose]
+        rules = msgspec.json.encode(named, order="sorted")
         return hashlib.sha256(rules).hexdigest()[:12]
 
     def targets(self) -> dict[str, PredictionsEntry]:
@@ -165,6 +175,8 @@ def _problems(settings: PartyFile) -> Iterator[str]:
         yield f"listen: {settings.listen!r} must be host:port, such as 0.0.0.0:8815 or [::1]:8815"
     else:
         yield from _address_problems(settings)
+    if settings.syslog is not None and not settings.syslog.startswith("/") and not _is_address(settings.syslog):
+        yield f"syslog: {settings.syslog!r} must be the path of a socket, such as /dev/log, or host:port"
     if not settings.tables:
         yield "tables: none is published; name at least one as [tables.NAME]"
     if len({name.lower() for name in settings.tables}) < len(settings.tables):

@@ -25,6 +25,7 @@ from tablepuppet.party.ops import SECURE, Op
 from tablepuppet.party.origins import Origin
 from tablepuppet.party.policy import CELLS, Policy, TableRule
 from tablepuppet.party.release import Release
+from tablepuppet.party.request import UNDECLARED, Declared
 from tablepuppet.party.secure_table import RULE
 from tablepuppet.sql.expression import is_column
 from tablepuppet.sql.plan import Scan
@@ -66,9 +67,16 @@ class Guard:
         self._check_names(listed)
         return [table for table in listed if self._allowed(caller, table.name) is not None]
 
-    def open(self, caller: str, scans: Sequence[Scan]) -> dict[str, Grant]:
-        """What the caller may do with each table of a relation, by alias."""
+    def open(self, caller: str, scans: Sequence[Scan], job: Declared = UNDECLARED) -> dict[str, Grant]:
+        """What the caller may do with each table of a relation, by alias; ``job`` is what it says that this is for."""
         self.admit(caller)
+        if scans and self.policy.require_purpose and not job.purpose.strip():
+            raise refusal(
+                self.party,
+                "require_purpose",
+                "it answers only who says what for: give a purpose, in the federation or job file, or as "
+                "tp.Federation(..., purpose=...)",
+            )
         grants = {scan.alias: Grant.of(self.party, self._rules(caller, scan.table), scan) for scan in scans}
         for table in dict.fromkeys(scan.table for scan in scans):
             self._count(caller, table, [scan for scan in scans if scan.table == table])

@@ -184,6 +184,7 @@ class Policy:
     allow: frozenset[str] | None = None  # callers; None: everybody
     limits: CallerLimits = UNLIMITED
     peers: frozenset[str] | None = None  # parties to sum with; None: whoever has a certificate of the authority
+    require_purpose: bool = False  # callers must say what a relation is for
     named: frozenset[str] = frozenset()  # ``table`` or ``table.column`` as somebody spelled them: they must exist
 
     @classmethod

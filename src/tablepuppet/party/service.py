@@ -40,7 +40,7 @@ from tablepuppet.party.origins import Origin, Reached
 from tablepuppet.party.policy import Level, Policy, TableRule, Use
 from tablepuppet.party.release import BY_ROW, Release
 from tablepuppet.party.release_log import ReleaseLog, Unlogged
-from tablepuppet.party.request import Reply, Request
+from tablepuppet.party.request import UNDECLARED, Declared, Reply, Request
 from tablepuppet.party.secure_ops import answered
 from tablepuppet.party.secure_table import SecureTable
 from tablepuppet.party.snapshot import EvaluationError, Snapshot, take_snapshot
@@ -293,13 +293,14 @@ class Party:
 
     def open(
         self, caller: str, session: str, scans: Iterable[Scan], wire: str = "float64", outcome: Outcome = "ok",
-        nonce: str | None = None, nonces: Iterable[str] = (), again: bool = False, made: ReleaseLog | None = None,
+        nonce: str | None = None, nonces: Iterable[str] = (), job: Declared = UNDECLARED, again: bool = False,
+        made: ReleaseLog | None = None,
     ) -> dict[str, int]:  # fmt: skip
         """Read every shard the relation needs, as of one moment; answers with row counts by alias.
 
         ``nonce`` is the one under which a session's noise was drawn before, if it comes back. ``nonces`` are those that
-        parties gave with their catalogs, this one's among them; ``again``: they were taken before. ``made`` keeps what
-        is released with noise.
+        parties gave with their catalogs, this one's among them; ``again``: they were taken before. ``job`` is what the
+        caller says that it is for. ``made`` keeps what is released with noise.
         """
         tables, listed, nonce, given = {}, tuple(scans), nonce or secrets.token_hex(16), sorted(set(nonces))
         rosters: dict[str, frozenset[str]] = {}
@@ -308,7 +309,9 @@ class Party:
         account = self._account(caller)
         with self._audit.entry(caller, session, "open", Release.COUNTS, outcome) as entry:
             entry.tables = sorted({scan.table for scan in listed})
-            grants = self._guard.open(caller, listed)
+            entry.about = self._audit.about(job, listed)
+            grants = self._guard.open(caller, listed, job)
+            entry.columns = sorted({f"{scan.table}.{name}" for scan in listed for name in scan.columns})
             if not again:
                 self._openings.check(caller, session, given, blinds=blinds)
             for scan, snapshot in zip(listed, self._held(caller, session, listed), strict=True):
@@ -344,6 +347,8 @@ class Party:
                 self._openings.use(caller, session, given, blinds=blinds, again=again)
             with self._lock:
                 self._sessions[caller, session] = tables
+            self._audit.begin(caller, session, entry.about)
+            entry.rows = sum(table.snapshot.rows for table in tables.values())
             return entry.reply({alias: table.snapshot.rows for alias, table in tables.items()})
 
     def _held(self, caller: str, session: str, scans: tuple[Scan, ...]) -> list[Snapshot]:
@@ -443,12 +448,13 @@ class Party:
             if found.on_shelf:
                 return entry.reply(self._run_on_shelf(caller, session, found, arguments, entry))
             table = self.table(session, alias, caller)
-            entry.tables = [table.grant.table]
+            entry.tables, entry.columns = [table.grant.table], table.grant.columns(found, arguments)
             self._guard.run(caller, session, found, table.grant, arguments, bound=table.secure.is_bound)
             table.is_repeat, table.is_by_row = outcome == "restored", not found.releases & ~BY_ROW
             with table.running(partial(self._allow, caller, session, found, arguments, entry), place):
                 values = answered(found, table, arguments)
             table.measure()
+            entry.rows = table.rows_of(arguments.get("view"))
             return entry.reply(values)
 
     def _allow(
@@ -512,3 +518,4 @@ class Party:
         self._guard.close(caller, session)
         with suppress(PartyError), self._audit.entry(caller, session, "close"):
             pass  # nothing leaves with it: a log that cannot be written must not keep sessions open
+        self._audit.end(caller, session)

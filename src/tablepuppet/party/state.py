@@ -1,9 +1,9 @@
 """The state folder of a party: what must outlive its process, for one process at a time.
 
-In it are the ledger of privacy budgets, the secret that orders rows, what callers have used of their limits, parts of
-saved models, and the journals of open sessions. Only the party and its operator read it. A party starts with a folder
-only if nothing in it is lost or damaged; `party check` asks the same questions and changes nothing. A backup holds all
-but the journals: it is a secret too, as the secret of rows is in it.
+In it are the ledger of privacy budgets, the secret that orders rows, that of the audit log and where the log ends, what
+callers have used of their limits, parts of saved models, and the journals of open sessions. Only the party and its
+operator read it. A party starts with a folder only if nothing in it is lost or damaged; `party check` asks the same
+questions and changes nothing. A backup holds all but the journals: it is a secret too, as the secret of rows is in it.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from pathlib import Path
 import msgspec
 
 from tablepuppet.errors import ConfigError
-from tablepuppet.party import counters, delivery, kept, ledger
+from tablepuppet.party import audit_chain, counters, delivery, kept, ledger
 from tablepuppet.party.ledger import Ledger, charges, copy_of_ledger
 from tablepuppet.privacy.private_file import read_private_file, sync_folder, write_new_file
 
@@ -84,6 +84,7 @@ def check_state(folder: Path) -> None:
                 f"{_SECRET} {str(folder / SECRET)!r} has {len(found)} bytes instead of {SECRET_BYTES}: {RESTORE}"
             )
     check_ledger(folder)
+    audit_chain.check_chain(folder)
     counters.Counters(folder)
     delivery.read_record(folder / delivery.RECORD)
     for name in (SESSIONS, kept.FOLDER):
@@ -188,7 +189,8 @@ def write_backup(folder: Path, party: str, file: Path) -> Manifest:
 
 def _files(folder: Path) -> list[Path]:
     """What a backup holds beside the ledger; the secret of rows first."""
-    named = [folder / name for name in (SECRET, counters.FILE, delivery.RECORD)]
+    chain = (audit_chain.SECRET, audit_chain.HEAD)
+    named = [folder / name for name in (SECRET, *chain, counters.FILE, delivery.RECORD)]
     return [path for path in (*named, *sorted((folder / kept.FOLDER).glob("*/*/*.part"))) if path.exists()]
 
 

@@ -41,6 +41,15 @@ class Record:
         self._known = self._sessions.read_text().split() if self._sessions.exists() else []
         self._used = 0
 
+    @property
+    def run(self) -> str:
+        """A name of the run, by which operators of parties know its requests; the same when it is resumed."""
+        path = self.folder / "run"
+        with write_errors(self.folder):
+            if not path.exists():
+                write_atomically(path, secrets.token_hex(8).encode())
+            return path.read_text()
+
     def new_session(self) -> str:
         """The name of the next session: the one on record, or a new one."""
         if self._used == len(self._known):

@@ -20,7 +20,7 @@ from tablepuppet.party.tls_files import read_tls_files
 from tablepuppet.wire.flight_server import FlightServer, ServerTls
 
 log = logging.getLogger("tablepuppet.party")
-AT_ONCE = ("allow", "tables", "peers", "deliver", "tls")  # fields that need no restart
+AT_ONCE = ("allow", "tables", "peers", "deliver", "tls", "require_purpose")  # fields that need no restart
 
 
 def reload(

@@ -32,6 +32,7 @@ from tablepuppet.party.metrics import Metrics
 from tablepuppet.party.published import open_deliveries, open_published
 from tablepuppet.party.service import Party
 from tablepuppet.party.state import SECRET_BYTES, SESSIONS, State
+from tablepuppet.party.syslog import Syslog
 from tablepuppet.party.tls_files import TlsFiles, expiry, read_tls_files
 from tablepuppet.wire.control import Control
 from tablepuppet.wire.desk import Desk
@@ -82,7 +83,13 @@ def _served(
         key,
         settings.policy(),
         secrets.token_bytes(SECRET_BYTES) if state is None else state.row_secret,
-        AuditLog(Path(settings.audit_log), metrics),
+        AuditLog(
+            Path(settings.audit_log),
+            metrics,
+            folder,
+            with_text=settings.audit_text,
+            syslog=None if settings.syslog is None else Syslog(settings.syslog, settings.name),
+        ),
         folder,
         settings.limits.snapshot_ttl,
         None if server_tls is None else lambda: server_tls.identity,
