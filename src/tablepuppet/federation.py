@@ -14,6 +14,7 @@ from functools import partial
 from numbers import Integral, Real
 from pathlib import Path
 from typing import Any, Literal, get_args
+from uuid import uuid4
 
 import msgspec
 
@@ -193,7 +194,7 @@ class Federation:
         self._memory_limit = memory_limit
         if not isinstance(purpose, str) or len(purpose) > MOST_PURPOSE:
             raise ConfigError(f"purpose is a text of at most {MOST_PURPOSE} letters")
-        self.purpose, self._run = purpose, secrets.token_hex(8) if record is None else record.run
+        self.purpose, self._run = purpose, uuid4().hex[:16] if record is None else record.run
         if not isinstance(verbose, bool | None):
             raise ConfigError(f"verbose is True, False or None, not {verbose!r}")
         callbacks = list(callbacks)
