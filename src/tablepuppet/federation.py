@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from numbers import Integral, Real
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import TYPE_CHECKING, Any, Literal, get_args
 from uuid import uuid4
 
 import msgspec
@@ -31,6 +31,8 @@ from tablepuppet.party.settings_file import read_settings
 from tablepuppet.party.tls_files import TlsFiles, read_tls_files
 from tablepuppet.prep.pipelines.fit import foresee, selecting
 from tablepuppet.prep.pipelines.pipeline import DEFAULT, Pipeline
+from tablepuppet.privacy.funds import rounded_up
+from tablepuppet.privacy.settings import Privacy
 from tablepuppet.privacy.trial_identity import TrialAuthority
 from tablepuppet.relation import Relation
 from tablepuppet.runs import interrupts
@@ -52,7 +54,11 @@ from tablepuppet.wire.protocol import LostError
 from tablepuppet.wire.record import Record
 from tablepuppet.wire.transport import Transport
 
+if TYPE_CHECKING:  # scikit-learn takes a second to load
+    from tablepuppet.learn.learners.learner import Learner
+
 Wire = Literal["float32", "float64"]
+ONE_STATISTIC = 1.25  # times its epsilon is charged for a statistic with noise, at most
 OnPartyLost = Literal["fail", "wait", "cache", "zeros"]
 
 
@@ -364,18 +370,23 @@ class Federation:
         drop: Sequence[str] = (),
         max_categories: int = 256,
         prep: Pipeline | None = None,
+        learner: Learner | Literal["matrix"] | None = None,
+        privacy: Privacy | None = None,
     ) -> Relation:
         """The relation that a union of conjunctive queries describes; parties read what it needs.
 
         ``label`` names the column to learn; ``categorical`` treats columns of numbers as categories; ``drop`` takes
         columns out; text with more than ``max_categories`` distinct values is no feature. ``prep`` is the pipeline
         that makes features of columns: by default missing numbers get their mean, numbers are standardised, and text
-        becomes one column per category.
+        becomes one column per category. Some parties let their operators approve a job before they read: then
+        ``learner`` says what the relation is for, a learner or "matrix", by default statistics only, and ``privacy``
+        which noise statistics will have; nothing else is answered.
 
-        Raises QueryError, underlined, for what is no union of conjunctive queries over the catalog.
+        Raises QueryError, underlined, for what is no union of conjunctive queries over the catalog; ApprovalError while
+        an operator has not approved the job.
         """
         planned = self.plan(text, label, categorical=categorical, drop=drop, max_categories=max_categories, prep=prep)
-        return self.open(planned)
+        return self.open(planned, learner, privacy)
 
     def plan(
         self,
@@ -409,15 +420,34 @@ class Federation:
         self._warn_of_parts({table.name: table for table in planned.tables.values()}.values())
         return Planned(planned, max_categories, [opening], pipeline)
 
-    def open(self, planned: Planned) -> Relation:
-        """The relation of a plan; parties read their tables now."""
+    def open(
+        self, planned: Planned, learner: Learner | Literal["matrix"] | None = None, privacy: Privacy | None = None
+    ) -> Relation:
+        """The relation of a plan; parties read their tables now. ``learner`` and ``privacy``: see `sql`."""
         when_lost = WhenLost(self._stand_in, self.timeout, self._lost_or_back)
         settings = FederationSettings(
             self.wire, self._memory_limit, planned.max_categories, when_lost, planned.prep,
-            Declared(self.purpose, self._run),
+            *self._declared(planned, learner, privacy),
         )  # fmt: skip
         opening = planned.openings.pop() if planned.openings else self._describe()[1]
         return Relation(Session(planned.plan, self.engine, self.events, settings, opening))
+
+    def _declared(
+        self, planned: Planned, learner: Learner | Literal["matrix"] | None, privacy: Privacy | None
+    ) -> tuple[Declared, dict[str, float]]:
+        """What parties are told that a relation is for, and the most that it spends on a table, by party."""
+        plan, name = planned.plan, learner if isinstance(learner, str) else type(learner).__name__
+        if learner not in (None, "matrix") and not hasattr(learner, "planned_epsilons"):
+            raise ConfigError('learner is a learner, such as tp.LogisticRegression(), or "matrix"')
+        asked = privacy if learner is None or isinstance(learner, str) else learner.privacy
+        job = Declared(self.purpose, self._run, "" if learner is None else name)
+        if asked is None or not any(s.require_approval for table in plan.tables.values() for s in table.shards):
+            return job, {}
+        if learner is None or isinstance(learner, str):
+            most = dict.fromkeys(plan.parties, rounded_up(ONE_STATISTIC * (asked.feature_epsilon or 0.0)))
+        else:
+            most = learner.planned_epsilons(plan, planned.max_categories, planned.prep)
+        return msgspec.structs.replace(job, delta=asked.delta), {p: e for p, e in most.items() if e > 0}
 
     @property
     def traffic(self) -> list[dict[str, Any]]:

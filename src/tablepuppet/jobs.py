@@ -292,7 +292,7 @@ class Run:
             find_fields(planned.plan, ids)
         if learner is not None:
             job.check(learner, planned.plan)
-        return self.federation.open(planned)
+        return self.federation.open(planned, learner or make_learner(job.learner))
 
     def sides(self, learner: Learner | None = None) -> Sides:
         """The job's relation, split; LearnError if a side is empty, and for a ``learner`` that is to be trained

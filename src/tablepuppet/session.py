@@ -9,10 +9,11 @@ from __future__ import annotations
 import itertools
 import weakref
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -46,6 +47,7 @@ class FederationSettings:
     when_lost: WhenLost
     prep: Pipeline = DEFAULT
     job: Declared = UNDECLARED  # what parties are told that it is for
+    epsilons: Mapping[str, float] = field(default_factory=dict)  # the most that it spends on a table, by party
 
 
 @dataclass(frozen=True)
@@ -118,7 +120,8 @@ class Session:
     def _opening(self, party: str) -> Request:
         scans = self.plan.of_party(party)
         blind = tuple(Step("keys.blind", scan.alias) for scan in scans)
-        arguments = {"scans": scans, "wire": self.wire, "nonces": self._nonces, "job": self.settings.job}
+        job = msgspec.structs.replace(self.settings.job, epsilon=self.settings.epsilons.get(party))
+        arguments = {"scans": scans, "wire": self.wire, "nonces": self._nonces, "job": job}
         return Request("open", self.id, arguments, blind)
 
     @property

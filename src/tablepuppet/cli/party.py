@@ -21,7 +21,9 @@ if TYPE_CHECKING:  # a command loads what it needs
 
     from rich.console import Console
 
+    from tablepuppet.party.approval import Listed
     from tablepuppet.party.ledger import Budget
+    from tablepuppet.party.outlook import Outlook, QueryReport
     from tablepuppet.party.policy import Embeddings
     from tablepuppet.party.report import ColumnReport, PartyReport, TableReport
     from tablepuppet.runs.table_view import Align
@@ -32,13 +34,38 @@ FileArgument = Annotated[Path, typer.Argument(help="The party file (TOML): datab
 
 
 @party.command()
-def check(file: FileArgument, as_json: JsonOption = False) -> None:
+def check(
+    file: FileArgument,
+    caller: Annotated[
+        str | None, typer.Option("--as", help="Print what this caller could learn and ask for, and what is left of it.")
+    ] = None,
+    sql: Annotated[
+        str | None,
+        typer.Option(
+            help="With --as: whether the caller could open this query over the party's tables, or a .sql file."
+        ),
+    ] = None,
+    diff: Annotated[
+        bool, typer.Option("--diff", help="Print what the file says otherwise than the party that is being served.")
+    ] = False,
+    as_json: JsonOption = False,
+) -> None:
     """Check everything a party file needs, and print what the party would publish, to whom, with which releases."""
     import msgspec
 
     from tablepuppet.party.report import inspect
 
+    if sql is not None and caller is None:
+        raise ConfigError("--sql goes with --as: say who would ask, such as --as analyst")
+    if diff:
+        if caller is not None:
+            raise ConfigError("--diff compares files, for all callers: leave out --as")
+        _print_difference(file, as_json)
+        return
     found = inspect(file)
+    if caller is not None:
+        _print_outlook(file, found, caller, sql, as_json)
+        return
     if as_json:
         print_json(msgspec.to_builtins(found))
     else:
@@ -50,6 +77,89 @@ def check(file: FileArgument, as_json: JsonOption = False) -> None:
         print_text(_verdict(found))
     if found.problems:
         raise typer.Exit(1)
+
+
+def _print_difference(file: Path, as_json: bool) -> None:
+    import msgspec
+
+    from tablepuppet.party.config import PartyFile
+    from tablepuppet.party.difference import differences, plain_settings
+    from tablepuppet.wire.control import served_settings
+    from tablepuppet.wire.reload import AT_ONCE
+
+    settings = PartyFile.load(file)
+    found = differences(served_settings(settings), plain_settings(settings))
+    if as_json:
+        print_json(msgspec.to_builtins(found))
+        return
+    for each in found:
+        print_text(str(each))
+    later = sorted({name for each in found if (name := each.setting.partition(".")[0]) not in AT_ONCE})
+    if not found:
+        print_text(f"Verdict: party {settings.name} is served as the file says.")
+        return
+    restart = f"; of {', '.join(later)}, a restart" if later else ""
+    print_text(f"Verdict: {_counted(len(found), 'difference')}: SIGHUP makes the party read its file again{restart}.")
+
+
+def _print_outlook(file: Path, report: PartyReport, caller: str, sql: str | None, as_json: bool) -> None:
+    import msgspec
+
+    from tablepuppet.cli.output import sql_text
+    from tablepuppet.party.outlook import outlook
+
+    found = outlook(file, report, caller, None if sql is None else sql_text(sql))
+    if as_json:
+        print_json(msgspec.to_builtins(found))
+    else:
+        _show_outlook(found)
+    if report.problems or (found.query is not None and not found.query.accepted):
+        for text in report.problems:
+            complain(f"error: {text}", "red")
+        raise typer.Exit(1)
+
+
+def _show_outlook(found: Outlook) -> None:
+    screen, caller = results_console(), found.caller
+    if not found.admitted:
+        print_text(f"{caller} is not in allow: it is refused, and learns no name of a table.")
+    for table in found.tables:
+        _show_table(table, screen)
+    if found.needs_purpose and found.tables:
+        print_text(f"{caller} must give a purpose.")
+    if found.needs_approval:
+        print_text(f"you approve each job of {caller} over {', '.join(found.needs_approval)} first (party approve).")
+    if found.budgets:
+        rows = [
+            [each.table, each.caller or "(everybody)", number(each.spent), *map(_bound, (each.budget, each.left))]
+            for each in found.budgets
+        ]
+        _print_table(screen, "privacy budgets", _sides("table caller", "spent budget left"), rows)
+    if found.limits:
+        rows = [[each.table, each.limit, str(each.used), str(each.most)] for each in found.limits]
+        _print_table(screen, f"what {caller} has used of limits", _sides("table limit", "used most"), rows)
+    if found.query is not None:
+        _show_query(found.query, screen)
+
+
+def _bound(value: float | None) -> str:
+    return "unbounded" if value is None else number(value)
+
+
+def _show_query(query: QueryReport, screen: Console) -> None:
+    for text in query.reads:
+        print_text(f"would read: {text}")
+    if query.selected:
+        heads = ("selected", "of columns", "uses", "level", "releases")
+        rows = [
+            [each.name, ", ".join(each.columns), ", ".join(each.uses), each.level, ", ".join(each.releases)]
+            for each in query.selected
+        ]
+        _print_table(screen, "", dict.fromkeys(heads, "left"), rows)
+    if query.accepted:
+        print_text("Verdict: the query would be accepted; each op is checked again, by the releases above.")
+    else:
+        print_text(f"Verdict: the query would be refused by {query.rule}: {query.reason}")
 
 
 def _verdict(report: PartyReport) -> str:
@@ -152,6 +262,59 @@ def audit(
         print_text(found.verdict)
     if found.problems:
         raise typer.Exit(1)
+
+
+@party.command()
+def jobs(file: FileArgument, as_json: JsonOption = False) -> None:
+    """Print the jobs that wait for your approval, and those that you have approved or refused.
+
+    They are of tables whose policy says require_approval.
+    """
+    from tablepuppet.party.approval import list_jobs
+
+    _print_jobs(list_jobs(_state_of(file)[0]), as_json)
+
+
+@party.command()
+def approve(
+    file: FileArgument,
+    job: Annotated[str | None, typer.Argument(help="The job, or the first letters of its name.")] = None,
+    until: Annotated[
+        str | None, typer.Option(help="The last day of the approval (UTC), such as 2026-12-31; 30 days if absent.")
+    ] = None,
+    deny: Annotated[bool, typer.Option("--deny", help="Refuse the job, or end its approval.")] = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Approve a job, or refuse it; without a job, print those that wait. It takes effect at once, without a restart."""
+    from tablepuppet.party.approval import decide, list_jobs
+
+    if job is None and (deny or until is not None):
+        raise ConfigError("--until and --deny are for a job: name it too; `tablepuppet party jobs` lists them")
+    if deny and until is not None:
+        raise ConfigError("--until is for an approval: leave it out with --deny")
+    folder, _ = _state_of(file)
+    _print_jobs(list_jobs(folder) if job is None else [decide(folder, job, until, deny=deny)], as_json)
+
+
+def _print_jobs(found: Sequence[Listed], as_json: bool) -> None:
+    import msgspec
+
+    from tablepuppet.party.approval import SHORT, epsilon_text
+
+    if as_json:
+        print_json([msgspec.to_builtins(each.job) | {"state": each.state, "until": each.until} for each in found])
+        return
+    if not found:
+        print_text("No job was asked for.")
+    for each in found:
+        job, until = each.job, "" if each.until is None else f" until {each.until[:16].replace('T', ' ')} UTC"
+        print_text(
+            f"{job.id[:SHORT]} {each.state}{until}; asked by {job.caller} at {job.asked[:16].replace('T', ' ')} UTC"
+        )
+        print_text(f"  purpose: {job.purpose or '(none was given)'}")
+        print_text(f"  learner: {job.work}; epsilon: {epsilon_text(job)}")
+        for text in job.sql:
+            print_text(f"  {text}")
 
 
 @party.command()
@@ -276,23 +439,27 @@ def _show(report: PartyReport, screen: Console) -> None:
         print_text(f"metrics at {report.metrics}")
     for table in report.tables:
         print_text("")
-        common = [name for name in table.columns[0].releases if all(name in each.releases for each in table.columns)]
-        title = f"{table.name}: {table.rows:,} rows, to {', '.join(table.callers) or 'nobody'}"
-        rows = [
-            [
-                ", ".join(each.name for each in alike),
-                ", ".join(alike[0].uses),
-                alike[0].level,
-                _further(alike[0], common),
-            ]
-            for alike in _grouped(table.columns)
-        ]
-        heads = ("columns", "uses", "level", "further releases" if common else "releases")
-        _print_table(screen, title, dict.fromkeys(heads, "left"), rows)
-        for text in [*([f"every column releases {', '.join(common)}"] if common else []), *_rules(table)]:
-            print_text(f"  {text}")
+        _show_table(table, screen)
     if report.tables:
         print_text("")
+
+
+def _show_table(table: TableReport, screen: Console) -> None:
+    common = [name for name in table.columns[0].releases if all(name in each.releases for each in table.columns)]
+    title = f"{table.name}: {table.rows:,} rows, to {', '.join(table.callers) or 'nobody'}"
+    rows = [
+        [
+            ", ".join(each.name for each in alike),
+            ", ".join(alike[0].uses),
+            alike[0].level,
+            _further(alike[0], common),
+        ]
+        for alike in _grouped(table.columns)
+    ]
+    heads = ("columns", "uses", "level", "further releases" if common else "releases")
+    _print_table(screen, title, dict.fromkeys(heads, "left"), rows)
+    for text in [*([f"every column releases {', '.join(common)}"] if common else []), *_rules(table)]:
+        print_text(f"  {text}")
 
 
 def _grouped(columns: Sequence[ColumnReport]) -> list[list[ColumnReport]]:

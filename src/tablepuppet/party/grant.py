@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from tablepuppet.errors import PartyError, PrivacyError
 from tablepuppet.party.allowance import check_time
+from tablepuppet.party.approval import Approval
 from tablepuppet.party.audit import EVERY
 from tablepuppet.party.key_rule import keeps_keys_apart, named_key
 from tablepuppet.party.ops import Op
@@ -48,6 +49,7 @@ class Grant:
     table: str
     rules: TableRule
     outputs: Mapping[str, Output]
+    approval: Approval | None = None  # where the policy demands one
 
     @classmethod
     def of(cls, party: str, rules: TableRule, scan: Scan) -> Grant:
@@ -115,6 +117,8 @@ class Grant:
 
     def check(self, op: Op, arguments: Mapping[str, Any]) -> None:
         """Raise PrivacyError unless the policy allows the op's releases for every column that it works on."""
+        if self.approval is not None:
+            self.approval.check(op.name)
         if self.rules.budget.require_dp and not op.is_private(arguments):
             self._check_noise(op)
         if op.directions:
@@ -129,6 +133,8 @@ class Grant:
 
         ``noisy``: from noisy values of them only, which noise has paid for.
         """
+        if self.approval is not None:
+            self.approval.check(op.name)
         if self.rules.budget.require_dp and not noisy:
             reason = "what was computed from it without noise is used no more; fit again with privacy=tp.Privacy(...)"
             raise self.refusal("require_dp", reason)

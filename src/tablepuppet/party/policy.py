@@ -148,6 +148,7 @@ class TableRule:
     deliver: frozenset[str] | None = None  # parties that may get predictions made with its features; None: all
     cross_statistics: bool = True  # columns may be sent, one number per row, for statistics across tables
     embeddings: Embeddings | None = ALL_EMBEDDINGS  # of its rows; None: none are released
+    require_approval: bool = False  # the operator approves a job before anything of it is read
     label_means: bool = True  # means of its labels may reach other parties, as numbers that stand for categories
 
     def column(self, name: str) -> ColumnRule | None:

@@ -288,6 +288,7 @@ class Party:
             label_means=rules.label_means and not require_dp,
             min_group=rules.min_group,
             min_rows=rules.min_rows,
+            require_approval=rules.require_approval,
             aggregates=table.aggregates,
         )
 
@@ -395,8 +396,10 @@ class Party:
 
     def _charge(self, caller: str, grant: Grant, cost: Spending, purpose: str, release: str | None, line: str) -> None:
         if self._ledger is not None:
-            budget = grant.rules.budget
-            self._ledger.charge(grant.table, caller, cost, budget, purpose=purpose, release=release, line=line)
+            self._ledger.charge(
+                grant.table, caller, cost, grant.rules.budget, purpose=purpose, release=release, line=line,
+                job=None if grant.approval is None else grant.approval.spend(),
+            )  # fmt: skip
 
     def _bounded(self, what: str, limit: str, account: MemoryAccount) -> Bounded:
         return Bounded(f"party {self.name!r}, {what}", limit, getattr(self._guard.policy.limits, limit), account)

@@ -25,7 +25,7 @@ from pathlib import Path
 import msgspec
 
 from tablepuppet.errors import ConfigError
-from tablepuppet.party import audit_chain, counters, delivery, kept, ledger
+from tablepuppet.party import approval, audit_chain, counters, delivery, kept, ledger
 from tablepuppet.party.ledger import Ledger, charges, copy_of_ledger
 from tablepuppet.privacy.private_file import read_private_file, sync_folder, write_new_file
 
@@ -85,6 +85,7 @@ def check_state(folder: Path) -> None:
             )
     check_ledger(folder)
     audit_chain.check_chain(folder)
+    approval.check_files(folder)
     counters.Counters(folder)
     delivery.read_record(folder / delivery.RECORD)
     for name in (SESSIONS, kept.FOLDER):
@@ -190,7 +191,8 @@ def write_backup(folder: Path, party: str, file: Path) -> Manifest:
 def _files(folder: Path) -> list[Path]:
     """What a backup holds beside the ledger; the secret of rows first."""
     chain = (audit_chain.SECRET, audit_chain.HEAD)
-    named = [folder / name for name in (SECRET, *chain, counters.FILE, delivery.RECORD)]
+    jobs = (approval.ASKED, approval.DECIDED)
+    named = [folder / name for name in (SECRET, *chain, *jobs, counters.FILE, delivery.RECORD)]
     return [path for path in (*named, *sorted((folder / kept.FOLDER).glob("*/*/*.part"))) if path.exists()]
 
 

@@ -182,7 +182,9 @@ def serve(settings: PartyFile, ready: Callable[[str], None], read_again: Callabl
     ready(f"{'grpc' if settings.tls is None else 'grpc+tls'}://{host}:{server.port}")
     _notify("READY=1")
     log.info("policy %s", settings.policy_hash)
-    control = None if settings.state_dir is None else Control(Path(settings.state_dir), lambda: service.server.desk)
+    control = None
+    if settings.state_dir is not None:
+        control = Control(Path(settings.state_dir), lambda: service.server.desk, lambda: service.settings)
     _watch(service, signals)
     if control is not None:
         control.close()
