@@ -240,6 +240,7 @@ class Federation:
             losses = self._stand_in is not None
             recorded = {name: record.of(name, transport, losses=losses) for name, transport in remote.items()}
             self.engine = Engine(here | recorded, record.new_session, self.events)
+        self.engine.job = Declared(self.purpose, self._run)
 
     def __getstate__(self) -> dict[str, Any]:
         raise NotPickledError("a federation is open connections, and cannot be pickled: open it again")

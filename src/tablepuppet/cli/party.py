@@ -6,27 +6,25 @@ import json
 import logging
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from tablepuppet.cli.app import App
 from tablepuppet.cli.complaint import complain
 from tablepuppet.cli.output import JsonOption, print_json, print_text, results_console
+from tablepuppet.cli.party_report import (
+    counted,
+    print_columns,
+    print_difference,
+    print_jobs,
+    print_outlook,
+    show_report,
+    sides_of,
+    verdict,
+)
 from tablepuppet.errors import ConfigError
 from tablepuppet.runs.figures import number, seconds
-
-if TYPE_CHECKING:  # a command loads what it needs
-    from collections.abc import Sequence
-
-    from rich.console import Console
-
-    from tablepuppet.party.approval import Listed
-    from tablepuppet.party.ledger import Budget
-    from tablepuppet.party.outlook import Outlook, QueryReport
-    from tablepuppet.party.policy import Embeddings
-    from tablepuppet.party.report import ColumnReport, PartyReport, TableReport
-    from tablepuppet.runs.table_view import Align
 
 party = App(help="Run a party beside its database, and see what it releases.")
 
@@ -60,123 +58,23 @@ def check(
     if diff:
         if caller is not None:
             raise ConfigError("--diff compares files, for all callers: leave out --as")
-        _print_difference(file, as_json)
+        print_difference(file, as_json)
         return
     found = inspect(file)
     if caller is not None:
-        _print_outlook(file, found, caller, sql, as_json)
+        print_outlook(file, found, caller, sql, as_json)
         return
     if as_json:
         print_json(msgspec.to_builtins(found))
     else:
-        _show(found, results_console())
+        show_report(found, results_console())
         for text in found.warnings:
             complain(f"warning: {text}", "yellow")
         for text in found.problems:
             complain(f"error: {text}", "red")
-        print_text(_verdict(found))
+        print_text(verdict(found))
     if found.problems:
         raise typer.Exit(1)
-
-
-def _print_difference(file: Path, as_json: bool) -> None:
-    import msgspec
-
-    from tablepuppet.party.config import PartyFile
-    from tablepuppet.party.difference import differences, plain_settings
-    from tablepuppet.wire.control import served_settings
-    from tablepuppet.wire.reload import AT_ONCE
-
-    settings = PartyFile.load(file)
-    found = differences(served_settings(settings), plain_settings(settings))
-    if as_json:
-        print_json(msgspec.to_builtins(found))
-        return
-    for each in found:
-        print_text(str(each))
-    later = sorted({name for each in found if (name := each.setting.partition(".")[0]) not in AT_ONCE})
-    if not found:
-        print_text(f"Verdict: party {settings.name} is served as the file says.")
-        return
-    restart = f"; of {', '.join(later)}, a restart" if later else ""
-    print_text(f"Verdict: {_counted(len(found), 'difference')}: SIGHUP makes the party read its file again{restart}.")
-
-
-def _print_outlook(file: Path, report: PartyReport, caller: str, sql: str | None, as_json: bool) -> None:
-    import msgspec
-
-    from tablepuppet.cli.output import sql_text
-    from tablepuppet.party.outlook import outlook
-
-    found = outlook(file, report, caller, None if sql is None else sql_text(sql))
-    if as_json:
-        print_json(msgspec.to_builtins(found))
-    else:
-        _show_outlook(found)
-    if report.problems or (found.query is not None and not found.query.accepted):
-        for text in report.problems:
-            complain(f"error: {text}", "red")
-        raise typer.Exit(1)
-
-
-def _show_outlook(found: Outlook) -> None:
-    screen, caller = results_console(), found.caller
-    if not found.admitted:
-        print_text(f"{caller} is not in allow: it is refused, and learns no name of a table.")
-    for table in found.tables:
-        _show_table(table, screen)
-    if found.needs_purpose and found.tables:
-        print_text(f"{caller} must give a purpose.")
-    if found.needs_approval:
-        print_text(f"you approve each job of {caller} over {', '.join(found.needs_approval)} first (party approve).")
-    if found.budgets:
-        rows = [
-            [each.table, each.caller or "(everybody)", number(each.spent), *map(_bound, (each.budget, each.left))]
-            for each in found.budgets
-        ]
-        _print_table(screen, "privacy budgets", _sides("table caller", "spent budget left"), rows)
-    if found.limits:
-        rows = [[each.table, each.limit, str(each.used), str(each.most)] for each in found.limits]
-        _print_table(screen, f"what {caller} has used of limits", _sides("table limit", "used most"), rows)
-    if found.query is not None:
-        _show_query(found.query, screen)
-
-
-def _bound(value: float | None) -> str:
-    return "unbounded" if value is None else number(value)
-
-
-def _show_query(query: QueryReport, screen: Console) -> None:
-    for text in query.reads:
-        print_text(f"would read: {text}")
-    if query.selected:
-        heads = ("selected", "of columns", "uses", "level", "releases")
-        rows = [
-            [each.name, ", ".join(each.columns), ", ".join(each.uses), each.level, ", ".join(each.releases)]
-            for each in query.selected
-        ]
-        _print_table(screen, "", dict.fromkeys(heads, "left"), rows)
-    if query.accepted:
-        print_text("Verdict: the query would be accepted; each op is checked again, by the releases above.")
-    else:
-        print_text(f"Verdict: the query would be refused by {query.rule}: {query.reason}")
-
-
-def _verdict(report: PartyReport) -> str:
-    """Whether the party can start, in one line."""
-    from tablepuppet.party.policy import ANONYMOUS
-
-    warned = f", {_counted(len(report.warnings), 'warning')}" if report.warnings else ""
-    if report.problems:
-        return f"Verdict: the party cannot start: {_counted(len(report.problems), 'error')}{warned}."
-    tables = _counted(len(report.tables), "table")
-    callers = [name for name in report.callers if report.tls or name == ANONYMOUS]
-    whom = _counted(len(callers), "caller") if callers else "nobody"
-    return f"Verdict: the party can start, and publishes {tables} to {whom}{warned}."
-
-
-def _counted(number: int, noun: str) -> str:
-    return f"{number:,} {noun}{'' if number == 1 else 's'}"
 
 
 @party.command()
@@ -223,12 +121,12 @@ def sessions(
         print_json(msgspec.to_builtins(found))
         return
     if end is not None:
-        print_text(f"Ended: {_counted(len(found), 'session')}.")
+        print_text(f"Ended: {counted(len(found), 'session')}.")
     rows = [
         [each.session, each.caller, ", ".join(each.tables), f"{each.requests:,}", seconds(each.silent)]
         for each in found
     ]
-    _print_table(results_console(), "", _sides("session caller tables", "requests silent"), rows)
+    print_columns(results_console(), "", sides_of("session caller tables", "requests silent"), rows)
 
 
 @party.command()
@@ -253,8 +151,8 @@ def audit(
         print_json(msgspec.to_builtins(found))
     else:
         rows = [each.cells for each in found.entries]
-        sides = _sides("time caller what tables", "rows bytes", "releases outcome purpose")
-        _print_table(results_console(), "", sides, rows)
+        sides = sides_of("time caller what tables", "rows bytes", "releases outcome purpose")
+        print_columns(results_console(), "", sides, rows)
         for text in found.notes:
             complain(f"note: {text}", "yellow")
         for text in found.problems:
@@ -272,7 +170,7 @@ def jobs(file: FileArgument, as_json: JsonOption = False) -> None:
     """
     from tablepuppet.party.approval import list_jobs
 
-    _print_jobs(list_jobs(_state_of(file)[0]), as_json)
+    print_jobs(list_jobs(_state_of(file)[0]), as_json)
 
 
 @party.command()
@@ -293,28 +191,7 @@ def approve(
     if deny and until is not None:
         raise ConfigError("--until is for an approval: leave it out with --deny")
     folder, _ = _state_of(file)
-    _print_jobs(list_jobs(folder) if job is None else [decide(folder, job, until, deny=deny)], as_json)
-
-
-def _print_jobs(found: Sequence[Listed], as_json: bool) -> None:
-    import msgspec
-
-    from tablepuppet.party.approval import SHORT, epsilon_text
-
-    if as_json:
-        print_json([msgspec.to_builtins(each.job) | {"state": each.state, "until": each.until} for each in found])
-        return
-    if not found:
-        print_text("No job was asked for.")
-    for each in found:
-        job, until = each.job, "" if each.until is None else f" until {each.until[:16].replace('T', ' ')} UTC"
-        print_text(
-            f"{job.id[:SHORT]} {each.state}{until}; asked by {job.caller} at {job.asked[:16].replace('T', ' ')} UTC"
-        )
-        print_text(f"  purpose: {job.purpose or '(none was given)'}")
-        print_text(f"  learner: {job.work}; epsilon: {epsilon_text(job)}")
-        for text in job.sql:
-            print_text(f"  {text}")
+    print_jobs(list_jobs(folder) if job is None else [decide(folder, job, until, deny=deny)], as_json)
 
 
 @party.command()
@@ -328,12 +205,12 @@ def budget(file: FileArgument, as_json: JsonOption = False) -> None:
     if as_json:
         print_json([msgspec.to_builtins(each) | {"caller": each.caller or None} for each in accounts])
         return
-    sides = _sides("table caller", "spent budget left delta")
+    sides = sides_of("table caller", "spent budget left delta")
     rows = []
     for each in accounts:
         bounds = ["unbounded" if value is None else number(value) for value in (each.budget, each.left)]
         rows.append([each.table, each.caller or "(everybody)", number(each.spent), *bounds, f"{each.delta:g}"])
-    _print_table(results_console(), "", sides, rows)
+    print_columns(results_console(), "", sides, rows)
 
 
 StateArgument = Annotated[Path, typer.Argument(help="The backup: a file that holds secrets, for you only.")]
@@ -352,7 +229,7 @@ def backup(file: FileArgument, into: StateArgument, as_json: JsonOption = False)
     if as_json:
         print_json({"party": name, "backup": str(into), "made": made.made, "files": len(made.files)})
         return
-    print_text(f"{into}: {_counted(len(made.files), 'file')} of party {name}, as of {made.made} UTC. Keep it secret.")
+    print_text(f"{into}: {counted(len(made.files), 'file')} of party {name}, as of {made.made} UTC. Keep it secret.")
 
 
 @party.command()
@@ -376,7 +253,7 @@ def restore(
     if as_json:
         print_json({"party": name, "state_dir": str(folder), "made": found.made, "files": len(found.files)})
         return
-    print_text(f"{folder}: {_counted(len(found.files), 'file')} of party {name}, as of {found.made} UTC.")
+    print_text(f"{folder}: {counted(len(found.files), 'file')} of party {name}, as of {found.made} UTC.")
     complain(
         "warning: what was charged to privacy budgets after that is forgotten, and could be spent again, though it was "
         "released; lower the budgets by it if something was",
@@ -392,19 +269,6 @@ def _state_of(file: Path) -> tuple[Path, str]:
     if settings.state_dir is None:
         raise ConfigError(f"party file {str(file)!r}: it names no state_dir, so there is nothing to keep")
     return Path(settings.state_dir), settings.name
-
-
-def _print_table(screen: Console, title: str, sides: dict[str, Align], rows: Sequence[Sequence[str]]) -> None:
-    from tablepuppet.runs.table_view import TableView
-    from tablepuppet.runs.wide_table import WideTable
-
-    screen.print(WideTable(TableView(title, sides, rows).rich()))
-
-
-def _sides(left: str, right: str = "", more: str = "") -> dict[str, Align]:
-    """Columns by the side that they are aligned to."""
-    names: list[tuple[str, Align]] = [(left, "left"), (right, "right"), (more, "left")]
-    return {name: side for listed, side in names for name in listed.split()}
 
 
 @party.command()
@@ -428,78 +292,4 @@ def names(
     for each in found:
         text = "(no row has it now)" if each.name is None else each.name
         rows.append([each.caller or "(not in allow)", each.model, each.table, each.column, str(each.code), text])
-    _print_table(results_console(), "", _sides("caller model table column", "code", "name"), rows)
-
-
-def _show(report: PartyReport, screen: Console) -> None:
-    how = "mutual TLS" if report.tls else "no TLS"
-    callers = ", ".join(report.callers) or "nobody"
-    print_text(f"party {report.party} at {report.listen} ({how}); callers: {callers}; protocol {report.protocol}")
-    if report.metrics is not None:
-        print_text(f"metrics at {report.metrics}")
-    for table in report.tables:
-        print_text("")
-        _show_table(table, screen)
-    if report.tables:
-        print_text("")
-
-
-def _show_table(table: TableReport, screen: Console) -> None:
-    common = [name for name in table.columns[0].releases if all(name in each.releases for each in table.columns)]
-    title = f"{table.name}: {table.rows:,} rows, to {', '.join(table.callers) or 'nobody'}"
-    rows = [
-        [
-            ", ".join(each.name for each in alike),
-            ", ".join(alike[0].uses),
-            alike[0].level,
-            _further(alike[0], common),
-        ]
-        for alike in _grouped(table.columns)
-    ]
-    heads = ("columns", "uses", "level", "further releases" if common else "releases")
-    _print_table(screen, title, dict.fromkeys(heads, "left"), rows)
-    for text in [*([f"every column releases {', '.join(common)}"] if common else []), *_rules(table)]:
-        print_text(f"  {text}")
-
-
-def _grouped(columns: Sequence[ColumnReport]) -> list[list[ColumnReport]]:
-    """Columns with the same uses, level and releases, in the order of the first of each group."""
-    found: dict[tuple[object, ...], list[ColumnReport]] = {}
-    for column in columns:
-        found.setdefault((tuple(column.uses), column.level, tuple(column.releases)), []).append(column)
-    return list(found.values())
-
-
-def _further(column: ColumnReport, common: Sequence[str]) -> str:
-    return ", ".join(name for name in column.releases if name not in common) or "-"
-
-
-def _rules(table: TableReport) -> list[str]:
-    """What holds for the table as a whole."""
-    secure = "; sums leave within a sum over shards only" if table.secure_sum else ""
-    chosen = "; callers may multiply it with vectors of their choice" if table.matrix else ""
-    passed = "; means of its labels may reach other parties" if table.label_means else ""
-    found = [f"at least {table.min_rows} rows, groups of at least {table.min_group} rows{secure}{chosen}{passed}"]
-    found += [f"expressions that may be joined by: {'; '.join(table.keys)}"] if table.keys else []
-    found += [_embeddings(table.embeddings)] if table.embeddings is not None else []
-    return [*found, f"privacy budget: {_budget(table.budget)}", *_deliveries(table)]
-
-
-def _embeddings(found: Embeddings) -> str:
-    width = "" if found.max_width is None else f" of at most {found.max_width} numbers"
-    times = "" if found.max_epochs is None else f", each row's at most {found.max_epochs} times in a session"
-    return f"networks across parties may get embeddings{width} of its rows{times}"
-
-
-def _budget(found: Budget) -> str:
-    whole = "unbounded" if found.epsilon is None else f"epsilon {found.epsilon:g} at delta {found.delta:g}"
-    each = "" if found.epsilon_per_caller is None else f", {found.epsilon_per_caller:g} for each caller"
-    return whole + each + ("; nothing leaves without noise" if found.require_dp else "")
-
-
-def _deliveries(table: TableReport) -> list[str]:
-    found = [f"predictions made with it may go to {', '.join(table.deliver)}"] if table.deliver else []
-    if table.predictions is not None:
-        place = f"file {table.predictions.file}" if table.predictions.file else f"table {table.predictions.table}"
-        found.append(f"predictions about it go to {place}, beside {', '.join(table.predictions.keys)}")
-    return found
+    print_columns(results_console(), "", sides_of("caller model table column", "code", "name"), rows)

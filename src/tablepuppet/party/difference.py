@@ -33,7 +33,7 @@ class Change(msgspec.Struct, frozen=True):
 
 def plain_settings(settings: PartyFile) -> dict[str, Any]:
     """A party file as plain values that its operator may see."""
-    found: dict[str, Any] = msgspec.to_builtins(settings)
+    found: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(settings))  # as it travels: no tuples
     return found | {"database": f"digest {hashlib.sha256(settings.database.encode()).hexdigest()[:12]}"}
 
 
