@@ -18,6 +18,7 @@ import os
 import re
 import secrets
 import stat
+import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import NamedTuple
@@ -78,8 +79,8 @@ class Key:
 class Head:
     """The last line of a log, in a file of the state folder."""
 
-    def __init__(self, path: Path, key: Key):
-        self._path, self._key = path, key
+    def __init__(self, path: Path):
+        self._path = path
         self._file: int | None = None
 
     def read(self) -> Link:
@@ -87,7 +88,7 @@ class Head:
         for _ in range(3):  # a party may write it meanwhile
             try:
                 number, mark, check = self._path.read_text("ascii").split()
-                if hmac.compare_digest(self._checked(Link(int(number), mark)), check):
+                if self._checked(Link(int(number), mark)) == check:
                     return Link(int(number), mark)
             except FileNotFoundError:
                 raise ConfigError(
@@ -108,7 +109,7 @@ class Head:
         return f"{link.number:020d} {link.mark} {self._checked(link)}\n".encode()
 
     def _checked(self, link: Link) -> str:
-        return self._key.digest(f"head {link.number} {link.mark}".encode(), 16)
+        return f"{zlib.crc32(f'{link.number} {link.mark}'.encode()):08x}"  # for damage: marks are keyed themselves
 
     def close(self) -> None:
         """Close the file; it is opened again when it is needed."""
@@ -149,7 +150,7 @@ def open_chain(state: Path | None) -> tuple[Key, Head | None]:
     if state is None or not (state / SECRET).exists():
         return Key(b"tablepuppet audit log"), None
     key = Key(read_private_file(state / SECRET, _WHAT))
-    return key, Head(state / HEAD, key)
+    return key, Head(state / HEAD)
 
 
 def check_chain(state: Path) -> None:
@@ -169,7 +170,7 @@ def _begin(state: Path) -> None:
     secret = secrets.token_bytes(SECRET_BYTES)
     state.mkdir(parents=True, exist_ok=True, mode=0o700)
     check_chain(state)
-    write_atomically(state / HEAD, Head(state / HEAD, Key(secret)).content(START))
+    write_atomically(state / HEAD, Head(state / HEAD).content(START))
     write_new_file(state / SECRET, secret, _WHAT)
 
 

@@ -223,6 +223,7 @@ class FlightServer(flight.FlightServerBase):  # type: ignore[misc]
         return read_request(incoming.fill(frames), self.desk.party.name)
 
 
+@lru_cache(1024)
 def _address(peer: str) -> str:
     """Host and port of the other end, from what gRPC calls it.
 
