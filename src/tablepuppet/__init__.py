@@ -54,7 +54,8 @@ __version__ = VERSION
 # Where public names are. Loaded when they are first used: databases and scikit-learn take a second each. The command
 # line watches signals before that, and a party's service needs no scikit-learn at all.
 _PUBLIC = {
-    "errors": "ApprovalError CatalogError ConfigError LearnError MappingError PartyError PrivacyError QueryError TablePuppetError",
+    "errors": "ApprovalError CatalogError ConfigError LearnError MappingError PartyError PrivacyError QueryError "
+    "TablePuppetError",
     "federation": "Federation Tls",
     "learn.learners": "forget load",
     "learn.learners.drift": "drift",

@@ -9,6 +9,7 @@ import typer
 
 from tablepuppet.cli.complaint import complain
 from tablepuppet.cli.output import print_json, print_text, results_console
+from tablepuppet.errors import plain_text
 from tablepuppet.runs.figures import number
 
 if TYPE_CHECKING:  # a command loads what it needs
@@ -201,7 +202,7 @@ def print_jobs(found: Sequence[Listed], as_json: bool) -> None:
     """Print jobs with all that an operator has to know to approve them."""
     import msgspec
 
-    from tablepuppet.party.approval import SHORT, epsilon_text
+    from tablepuppet.party.approval import MOST_TEXT, SHORT, epsilon_text
 
     if as_json:
         print_json([msgspec.to_builtins(each.job) | {"state": each.state, "until": each.until} for each in found])
@@ -213,10 +214,10 @@ def print_jobs(found: Sequence[Listed], as_json: bool) -> None:
         print_text(
             f"{job.id[:SHORT]} {each.state}{until}; asked by {job.caller} at {job.asked[:16].replace('T', ' ')} UTC"
         )
-        print_text(f"  purpose: {job.purpose or '(none was given)'}")
+        print_text(f"  purpose: {plain_text(job.purpose) or '(none was given)'}")
         print_text(f"  learner: {job.work}; epsilon: {epsilon_text(job)}")
         for text in job.sql:
-            print_text(f"  {text}")
+            print_text(f"  {plain_text(text, MOST_TEXT)}")  # in one line: callers wrote it
 
 
 def print_columns(screen: Console, title: str, sides: dict[str, Align], rows: Sequence[Sequence[str]]) -> None:

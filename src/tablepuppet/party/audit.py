@@ -36,6 +36,7 @@ SYNC_SECONDS = 1.0
 DISK = "disk"  # what ran out where a file cannot be written
 _MOST_TEXT = 200  # of a name that the caller chose
 _MOST_COLUMNS = 100  # in one line
+_MOST_SQL = 20_000  # letters of a query
 _DIGEST = 16  # hexadecimal digits of that of a query
 _NOTHING = Release(0)
 EVERY = ("*",)  # for columns: all that the session's `open` lists
@@ -209,7 +210,7 @@ class AuditLog:
             declared.purpose,
             key.digest("\n".join(["query", *texts]).encode(), _DIGEST) if scans else "",
             key.digest("\n".join(["filter", *filters]).encode(), _DIGEST) if any(filters) else "",
-            "; ".join(texts) if self._with_text else "",
+            "; ".join(texts)[:_MOST_SQL] if self._with_text else "",
         )
 
     def begin(self, caller: str, session: str, about: About) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 
 import msgspec
 
-from tablepuppet.errors import ConfigError
+from tablepuppet.errors import ConfigError, plain_text
 from tablepuppet.party.audit_chain import read_trail
 from tablepuppet.party.config import PartyFile
 from tablepuppet.runs.figures import readable
@@ -48,7 +48,7 @@ class AuditLine(msgspec.Struct, frozen=True, rename={"number": "n"}):
         what, tables, released = self.op or self.verb, ", ".join(self.tables), ", ".join(self.releases)
         size = readable(self.bytes) if self.bytes else ""
         moment, rows = self.time[:19].replace("T", " "), f"{self.rows:,}" if self.rows else ""
-        return [moment, self.caller, what, tables, rows, size, released, how, self.purpose]
+        return [moment, self.caller, what, tables, rows, size, released, how, plain_text(self.purpose)]
 
 
 class AuditReport(msgspec.Struct, frozen=True):
