@@ -525,6 +525,10 @@ NO_REFUSAL = "no refusal"
 OTHERS = {
     "lower the budgets by it if something was": NO_REFUSAL,
     "--end: name a session, or the first letters of one": "ended in tests/service/test_reload.py",
+    "--sql goes with --as: say who would ask": "followed in tests/party/test_outlook.py",
+    "--diff compares files, for all callers: leave out --as": "followed in tests/service/test_approval.py",
+    "--until and --deny are for a job: name it too": "followed in tests/service/test_approval.py",
+    "--until is for an approval: leave it out with --deny": "followed in tests/service/test_approval.py",
     "the certificate of this party ends in": NO_REFUSAL,
     "Analysts: train and predict": NO_REFUSAL,
     "{}; run folder: {}": NO_REFUSAL,

@@ -217,6 +217,9 @@ def test_a_damaged_file_is_refused(bank: Party, tmp_path: Path, name: str) -> No
     if name == DECIDED:
         with pytest.raises(tp.PartyError, match="cannot read which jobs are approved, so it refuses"):
             ask(bank)
+    path.unlink()
+    assert [each.state for each in list_jobs(tmp_path / "state")] == ["waiting" if name == DECIDED else "approved"]
+    approved(bank, tmp_path) if name == DECIDED else ask(bank)
 
 
 def test_callers_cannot_fill_the_list(bank: Party, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

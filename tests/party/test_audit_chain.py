@@ -206,6 +206,12 @@ def test_a_lost_or_damaged_file_of_the_chain_is_refused(tmp_path: Path, name: st
         path.chmod(0o600)
     with pytest.raises(tp.ConfigError, match="begin a new chain"):
         fill(tmp_path)
+    (tmp_path / "kept").mkdir()
+    for moved in (tmp_path / "log", tmp_path / "state" / SECRET, tmp_path / "state" / HEAD):
+        if moved.exists():
+            moved.rename(tmp_path / "kept" / moved.name)
+    fill(tmp_path)
+    assert (trail(tmp_path).first, trail(tmp_path).problems) == (1, [])
 
 
 def test_without_a_state_folder_the_chain_is_plain(tmp_path: Path) -> None:

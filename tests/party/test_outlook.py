@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 import tablepuppet as tp
+from tablepuppet.cli.party import approve, check
 from tablepuppet.party.blinding_key import new_blinding_key
 from tablepuppet.party.config import PartyFile
 from tablepuppet.party.difference import differences, plain_settings
@@ -96,7 +97,7 @@ def test_what_is_left_of_limits_and_budgets(tmp_path: Path) -> None:
 def test_the_commands_of_an_operator(tmp_path: Path) -> None:
     """As people and programs see them; a refused query ends with 1, and so does a misuse."""
     new_blinding_key(tmp_path / "blinding.key")
-    write_file(tmp_path)
+    file = write_file(tmp_path)
     shown = tablepuppet(tmp_path, "party", "check", "party.toml", "--as", "analyst", "--sql", "SELECT town FROM cards")
     assert (shown.returncode, "would be accepted" in shown.stdout) == (0, True), shown.stderr
     assert "would read: SELECT town FROM cards AS cards" in shown.stdout
@@ -107,6 +108,13 @@ def test_the_commands_of_an_operator(tmp_path: Path) -> None:
     assert (refused.returncode, json.loads(refused.stdout)["query"]["rule"]) == (1, "level")
     misused = tablepuppet(tmp_path, "party", "check", "party.toml", "--sql", "SELECT town FROM cards")
     assert (misused.returncode, "--sql goes with --as" in misused.stderr) == (1, True)
+    for wrong, says in (
+        (lambda: check(file, caller="analyst", diff=True), "--diff compares files"),
+        (lambda: approve(file, deny=True), "--until and --deny are for a job"),
+        (lambda: approve(file, "3f", until="2999-01-01", deny=True), "--until is for an approval"),
+    ):
+        with pytest.raises(tp.ConfigError, match=says):
+            wrong()
     empty = tablepuppet(tmp_path, "party", "audit", "party.toml")
     assert (empty.returncode, "no line" in empty.stdout) == (0, True), empty.stderr
     nowhere = tablepuppet(tmp_path, "party", "jobs", "party.toml")
