@@ -244,13 +244,15 @@ class AuditLog:
             self.metrics.reached(limit)
 
     def close(self) -> None:
-        """Close the file; it is opened again when it is needed."""
+        """Close the file, which is opened again when it is needed, and send syslog what waits."""
         with self._lock:
             if self._file is not None:
                 os.close(self._file)
             self._file = None
             if self._chain is not None:
                 self._chain.close()
+        if self._syslog is not None:
+            self._syslog.close()
 
     def write(self, entry: Entry, outcome: str, rule: str) -> None:
         """Log how a request has ended; PartyError if that is impossible."""
@@ -268,7 +270,7 @@ class AuditLog:
                 self._chain.advance(link)
             self._count(entry, outcome, rule)
             if self._syslog is not None:
-                self._syslog.send(body)
+                self._syslog.send(body[:-1] + line[len(whole) - 1 : -1])  # without the text
         except OSError as error:
             self._count(entry, "failed", DISK)
             raise PartyError(

@@ -208,6 +208,10 @@ class Party:
         """Count a limit that ran out where no request was refused because of it."""
         self._audit.reached(limit)
 
+    def close_log(self) -> None:
+        """Close the audit log, when nobody calls any more."""
+        self._audit.close()
+
     @property
     def callers(self) -> frozenset[str]:
         """The callers that the policy names."""

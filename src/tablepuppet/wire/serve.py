@@ -191,6 +191,7 @@ def serve(settings: PartyFile, ready: Callable[[str], None], read_again: Callabl
     _notify("STOPPING=1")
     service.server.desk.stop()
     service.server.shutdown()
+    party.close_log()
     door.close()
     if server.state is not None:
         server.state.close()
