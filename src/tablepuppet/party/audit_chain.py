@@ -79,8 +79,8 @@ class Key:
 class Head:
     """The last line of a log, in a file of the state folder."""
 
-    def __init__(self, path: Path):
-        self._path = path
+    def __init__(self, path: Path, key: Key):
+        self._path, self._of_key = path, key.digest(b"head")
         self._file: int | None = None
 
     def read(self) -> Link:
@@ -109,7 +109,7 @@ class Head:
         return f"{link.number:020d} {link.mark} {self._checked(link)}\n".encode()
 
     def _checked(self, link: Link) -> str:
-        return f"{zlib.crc32(f'{link.number} {link.mark}'.encode()):08x}"  # for damage: marks are keyed themselves
+        return f"{zlib.crc32(f'{self._of_key} {link.number} {link.mark}'.encode()):08x}"  # for damage
 
     def close(self) -> None:
         """Close the file; it is opened again when it is needed."""
@@ -122,8 +122,8 @@ class Chain:
     """Gives the lines of a log their places; one process at a time. ``state`` is the party's state folder."""
 
     def __init__(self, log: Path, state: Path | None):
-        if state is not None and not (state / SECRET).exists():
-            _begin(state)
+        if state is not None:
+            check_chain(state) if (state / SECRET).exists() else _begin(state)
         self.key, self._head = open_chain(state)
         head = START if self._head is None else self._head.read()
         last, self.is_torn = _last_line(log, self.key)
@@ -150,7 +150,7 @@ def open_chain(state: Path | None) -> tuple[Key, Head | None]:
     if state is None or not (state / SECRET).exists():
         return Key(b"tablepuppet audit log"), None
     key = Key(read_private_file(state / SECRET, _WHAT))
-    return key, Head(state / HEAD)
+    return key, Head(state / HEAD, key)
 
 
 def check_chain(state: Path) -> None:
@@ -170,7 +170,7 @@ def _begin(state: Path) -> None:
     secret = secrets.token_bytes(SECRET_BYTES)
     state.mkdir(parents=True, exist_ok=True, mode=0o700)
     check_chain(state)
-    write_atomically(state / HEAD, Head(state / HEAD).content(START))
+    write_atomically(state / HEAD, Head(state / HEAD, Key(secret)).content(START))
     write_new_file(state / SECRET, secret, _WHAT)
 
 
