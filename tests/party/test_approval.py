@@ -269,3 +269,16 @@ def test_a_purpose_may_be_demanded(tmp_path: Path) -> None:
         ask(party, purpose=" ")
     assert len(ask(party, purpose="fraud")) > 0
     assert [line["rule"] for line in audit_lines(tmp_path) if line["outcome"] == "denied"] == ["require_purpose"]
+
+
+@pytest.mark.parametrize("kind", ["SplitNNClassifier", "FedOnceClassifier", "TabVFLClassifier"])
+def test_networks_across_parties_run_under_their_approval(tmp_path: Path, kind: str) -> None:
+    """The same for learners that release embeddings."""
+    pytest.importorskip("torch")
+    (tmp_path / "state").mkdir()
+    table = "require_approval = true\nembeddings = { max_width = 1000, max_epochs = 100000 }"
+    party = open_party(write_file(tmp_path, table=table, top='state_dir = "state"'))
+    learner = LEARNERS[kind](epochs=1)
+    relation = approved(party, tmp_path, learner=learner)
+    learner.fit(relation)
+    assert len(learner.predict(relation)) == len(relation)
