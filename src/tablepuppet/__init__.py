@@ -10,6 +10,7 @@ from tablepuppet.versions import VERSION
 if TYPE_CHECKING:  # the same names as below, for editors and type checkers
     from tablepuppet import prep as prep
     from tablepuppet.algebra import linalg as linalg
+    from tablepuppet.errors import ApprovalError as ApprovalError
     from tablepuppet.errors import CatalogError as CatalogError
     from tablepuppet.errors import ConfigError as ConfigError
     from tablepuppet.errors import LearnError as LearnError
@@ -53,7 +54,8 @@ __version__ = VERSION
 # Where public names are. Loaded when they are first used: databases and scikit-learn take a second each. The command
 # line watches signals before that, and a party's service needs no scikit-learn at all.
 _PUBLIC = {
-    "errors": "CatalogError ConfigError LearnError MappingError PartyError PrivacyError QueryError TablePuppetError",
+    "errors": "ApprovalError CatalogError ConfigError LearnError MappingError PartyError PrivacyError QueryError "
+    "TablePuppetError",
     "federation": "Federation Tls",
     "learn.learners": "forget load",
     "learn.learners.drift": "drift",

@@ -11,7 +11,7 @@
 
 Some are what Python and scikit-learn call them too: a misspelt argument is a TypeError, of a learner a LearnError as
 well, elsewhere a ConfigError; a name that a result does not have is a KeyError; what is asked of a learner before `fit`
-is scikit-learn's NotFittedError.
+is scikit-learn's NotFittedError. A job that its party's operator has not approved is an ApprovalError, a PrivacyError.
 
 A message says what was wrong, which party, table or column, and what to do. It never holds a value
 of a row: errors cross from a party to the analyst. Nor does it hold a control of a terminal, whoever wrote the names.
@@ -60,6 +60,10 @@ class PrivacyError(TablePuppetError):
     def __init__(self, message: str, *, rule: str = ""):
         self.rule = rule
         super().__init__(message)
+
+
+class ApprovalError(PrivacyError):
+    """The operator of a party has not approved the job yet, or has refused it."""
 
 
 class LearnError(TablePuppetError):

@@ -14,7 +14,8 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from numbers import Integral, Real
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import TYPE_CHECKING, Any, Literal, get_args
+from uuid import uuid4
 
 import msgspec
 
@@ -26,12 +27,14 @@ from tablepuppet.party.databases.urls import anchored, open_database
 from tablepuppet.party.delivery import Deliveries, PredictionsEntry
 from tablepuppet.party.openings import StaleNonceError
 from tablepuppet.party.policy import Category, Policy
-from tablepuppet.party.request import Request
+from tablepuppet.party.request import MOST_PURPOSE, Declared, Request
 from tablepuppet.party.service import Party
 from tablepuppet.party.settings_file import read_settings
 from tablepuppet.party.tls_files import TlsFiles, read_tls_files
 from tablepuppet.prep.pipelines.fit import foresee, selecting
 from tablepuppet.prep.pipelines.pipeline import DEFAULT, Pipeline
+from tablepuppet.privacy.funds import rounded_up
+from tablepuppet.privacy.settings import Privacy
 from tablepuppet.privacy.trial_identity import TrialAuthority
 from tablepuppet.relation import Relation
 from tablepuppet.runs import interrupts
@@ -53,7 +56,11 @@ from tablepuppet.wire.protocol import LostError
 from tablepuppet.wire.record import Record
 from tablepuppet.wire.transport import Transport
 
+if TYPE_CHECKING:  # scikit-learn takes a second to load
+    from tablepuppet.learn.learners.learner import Learner
+
 Wire = Literal["float32", "float64"]
+ONE_STATISTIC = 1.25  # times its epsilon is charged for a statistic with noise, at most
 OnPartyLost = Literal["fail", "wait", "cache", "zeros"]
 
 
@@ -135,6 +142,7 @@ class FederationFile(msgspec.Struct, forbid_unknown_fields=True):
     memory_limit: int | None = None
     tls: Tls | None = None
     key_file: str | None = None
+    purpose: str = ""
 
 
 @dataclass(frozen=True)
@@ -148,7 +156,7 @@ class Planned:
 
 
 @class_checked
-@shows("catalog", "events", "load", "on_party_lost", "sql", "timeout", "traffic", "wire")
+@shows("catalog", "events", "load", "on_party_lost", "purpose", "sql", "timeout", "traffic", "wire")
 @attributes_explained(
     {
         **dict.fromkeys(("query", "execute", "read_sql", "table"), "fed.sql(text, label=...) makes a relation"),
@@ -164,7 +172,8 @@ class Federation:
     ``on_party_lost`` what happens then.
     ``memory_limit`` bounds the bytes of a mapping; by default what is free on this machine. ``tls`` and ``key_file``
     are for parties that are services elsewhere: the certificate to call them with (files ``cert``, ``key`` and ``ca``),
-    and the blinding key that databases opened in this process must share with them. With a ``record`` a run goes on
+    and the blinding key that databases opened in this process must share with them. ``purpose`` is what relations are
+    for, in a few words: parties write it into their audit logs, and some demand it. With a ``record`` a run goes on
     after this process has died. ``callbacks`` receive every `Event`. ``verbose`` says what a script prints of its
     progress on standard error: everything, nothing, or by default a line now and then about what takes longer than some
     seconds, if there are no callbacks. A notebook shows progress unless it is False.
@@ -182,6 +191,7 @@ class Federation:
         memory_limit: int | None = None,
         tls: Tls | Mapping[str, str | Path] | None = None,
         key_file: str | Path | None = None,
+        purpose: str = "",
         record: Record | None = None,
         callbacks: Iterable[Reader] = (),
         verbose: bool | None = None,
@@ -191,6 +201,9 @@ class Federation:
             raise ConfigError("callbacks is a list of functions that take an event, such as [print]")
         self.wire, self.timeout, self.on_party_lost = wire, timeout, on_party_lost
         self._memory_limit = memory_limit
+        if not isinstance(purpose, str) or len(purpose) > MOST_PURPOSE:
+            raise ConfigError(f"purpose is a text of at most {MOST_PURPOSE} letters")
+        self.purpose, self._run = purpose, uuid4().hex[:16] if record is None else record.run
         if not isinstance(verbose, bool | None):
             raise ConfigError(f"verbose is True, False or None, not {verbose!r}")
         callbacks = list(callbacks)
@@ -230,6 +243,7 @@ class Federation:
             losses = self._stand_in is not None
             recorded = {name: record.of(name, transport, losses=losses) for name, transport in remote.items()}
             self.engine = Engine(here | recorded, record.new_session, self.events)
+        self.engine.job = Declared(self.purpose, self._run)
 
     def __getstate__(self) -> dict[str, Any]:
         raise NotPickledError("a federation is open connections, and cannot be pickled: open it again")
@@ -257,17 +271,22 @@ class Federation:
         cls,
         path: str | Path,
         *,
+        purpose: str = "",
         record: Record | None = None,
         callbacks: Iterable[Reader] = (),
         verbose: bool | None = None,
     ) -> Federation:
-        """The federation that a TOML file describes; relative paths in it start at the file's folder."""
+        """The federation that a TOML file describes; relative paths in it start at the file's folder.
+
+        A ``purpose`` replaces that of the file.
+        """
         file = Path(path)
         settings, folder = read_settings(file, "federation file", FederationFile), file.parent
         arguments = msgspec.structs.asdict(settings) | {
             "parties": {name: _anchored(entry, folder) for name, entry in settings.parties.items()},
             "tls": settings.tls and settings.tls.anchored(folder),
             "key_file": settings.key_file and folder / settings.key_file,
+            "purpose": purpose or settings.purpose,
         }
         try:
             return cls(**arguments, record=record, callbacks=callbacks, verbose=verbose)
@@ -355,18 +374,23 @@ class Federation:
         drop: Sequence[str] = (),
         max_categories: int = 256,
         prep: Pipeline | None = None,
+        learner: Learner | Literal["matrix"] | None = None,
+        privacy: Privacy | None = None,
     ) -> Relation:
         """The relation that a union of conjunctive queries describes; parties read what it needs.
 
         ``label`` names the column to learn; ``categorical`` treats columns of numbers as categories; ``drop`` takes
         columns out; text with more than ``max_categories`` distinct values is no feature. ``prep`` is the pipeline
         that makes features of columns: by default missing numbers get their mean, numbers are standardised, and text
-        becomes one column per category.
+        becomes one column per category. Some parties let their operators approve a job before they read: then
+        ``learner`` says what the relation is for, a learner or "matrix", by default statistics only, and ``privacy``
+        which noise statistics will have; nothing else is answered.
 
-        Raises QueryError, underlined, for what is no union of conjunctive queries over the catalog.
+        Raises QueryError, underlined, for what is no union of conjunctive queries over the catalog; ApprovalError while
+        an operator has not approved the job.
         """
         planned = self.plan(text, label, categorical=categorical, drop=drop, max_categories=max_categories, prep=prep)
-        return self.open(planned)
+        return self.open(planned, learner, privacy)
 
     def plan(
         self,
@@ -400,15 +424,37 @@ class Federation:
         self._warn_of_parts({table.name: table for table in planned.tables.values()}.values())
         return Planned(planned, max_categories, [opening], pipeline)
 
-    def open(self, planned: Planned) -> Relation:
-        """The relation of a plan; parties read their tables now."""
+    def open(
+        self, planned: Planned, learner: Learner | Literal["matrix"] | None = None, privacy: Privacy | None = None
+    ) -> Relation:
+        """The relation of a plan; parties read their tables now. ``learner`` and ``privacy``: see `sql`."""
         when_lost = WhenLost(self._stand_in, self.timeout, self._lost_or_back)
-        settings = FederationSettings(self.wire, self._memory_limit, planned.max_categories, when_lost, planned.prep)
+        settings = FederationSettings(
+            self.wire, self._memory_limit, planned.max_categories, when_lost, planned.prep,
+            *self._declared(planned, learner, privacy),
+        )  # fmt: skip
         for left in reversed(range(OPENINGS)):
             opening = planned.openings.pop() if planned.openings else self._describe()[1]
             with suppress(StaleNonceError) if left else nullcontext():  # a party was restarted since its catalog
                 return Relation(Session(planned.plan, self.engine, self.events, settings, opening))
         raise AssertionError("the last try returns or raises")
+
+    def _declared(
+        self, planned: Planned, learner: Learner | Literal["matrix"] | None, privacy: Privacy | None
+    ) -> tuple[Declared, dict[str, float]]:
+        """What parties are told that a relation is for, and the most that it spends on a table, by party."""
+        plan, name = planned.plan, learner if isinstance(learner, str) else type(learner).__name__
+        if learner not in (None, "matrix") and not hasattr(learner, "planned_epsilons"):
+            raise ConfigError('learner is a learner, such as tp.LogisticRegression(), or "matrix"')
+        asked = privacy if learner is None or isinstance(learner, str) else learner.privacy
+        job = Declared(self.purpose, self._run, "" if learner is None else name)
+        if asked is None or not any(s.require_approval for table in plan.tables.values() for s in table.shards):
+            return job, {}
+        if learner is None or isinstance(learner, str):
+            most = dict.fromkeys(plan.parties, rounded_up(ONE_STATISTIC * (asked.feature_epsilon or 0.0)))
+        else:
+            most = learner.planned_epsilons(plan, planned.max_categories, planned.prep)
+        return msgspec.structs.replace(job, delta=asked.delta), {p: e for p, e in most.items() if e > 0}
 
     @property
     def traffic(self) -> list[dict[str, Any]]:

@@ -167,6 +167,7 @@ class Job(msgspec.Struct, forbid_unknown_fields=True):
     max_categories: int = 256
     prep: list[dict[str, Any]] = []
     search: SearchSection | None = None
+    purpose: str = ""
 
     @property
     def pipeline(self) -> Pipeline | None:
@@ -226,7 +227,7 @@ class Run:
     def __init__(self, job: Job, folder: RunFolder, base: Path, reader: Reader, record: Record | None = None):
         self.job, self._folder, self.folder = job, folder, folder.path
         self._abandoned: Sequence[str] = ()  # sessions of the run that this one replaces
-        self.federation = Federation.load(base / job.federation, record=record, callbacks=[reader])
+        self.federation = Federation.load(base / job.federation, purpose=job.purpose, record=record, callbacks=[reader])
 
     @classmethod
     def of_job(cls, path: Path, reader: Reader) -> Run:
@@ -293,7 +294,7 @@ class Run:
             find_fields(planned.plan, ids)
         if learner is not None:
             job.check(learner, planned.plan)
-        return self.federation.open(planned)
+        return self.federation.open(planned, learner or make_learner(job.learner))
 
     def sides(self, learner: Learner | None = None) -> Sides:
         """The job's relation, split; LearnError if a side is empty, and for a ``learner`` that is to be trained

@@ -9,10 +9,11 @@ from __future__ import annotations
 import itertools
 import weakref
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -21,7 +22,7 @@ from tablepuppet.mapping.join import JoinBranch, ShardKeys, join
 from tablepuppet.mapping.table_mapping import TableMapping
 from tablepuppet.operators.secure_sum import SecureTables
 from tablepuppet.party.reply_check import check_reply, keys_returned
-from tablepuppet.party.request import Request, Step
+from tablepuppet.party.request import UNDECLARED, Declared, Request, Step
 from tablepuppet.party.returns import Asked
 from tablepuppet.party.snapshot import MOST_ROWS
 from tablepuppet.prep.pipelines.pipeline import DEFAULT, Pipeline
@@ -45,6 +46,8 @@ class FederationSettings:
     max_categories: int
     when_lost: WhenLost
     prep: Pipeline = DEFAULT
+    job: Declared = UNDECLARED  # what parties are told that it is for
+    epsilons: Mapping[str, float] = field(default_factory=dict)  # the most that it spends on a table, by party
 
 
 @dataclass(frozen=True)
@@ -118,7 +121,8 @@ class Session:
     def _opening(self, party: str) -> Request:
         scans = self.plan.of_party(party)
         blind = tuple(Step("keys.blind", scan.alias) for scan in scans)
-        arguments = {"scans": scans, "wire": self.wire, "nonces": self._nonces}
+        job = msgspec.structs.replace(self.settings.job, epsilon=self.settings.epsilons.get(party))
+        arguments = {"scans": scans, "wire": self.wire, "nonces": self._nonces, "job": job}
         return Request("open", self.id, arguments, blind)
 
     @property

@@ -79,14 +79,15 @@ def limit(party: Party, **limits: float | None) -> None:
 def open_party(file: Path) -> Party:
     """The party of a file, as a daemon would make it."""
     settings = PartyFile.load(file)
+    state = Path(settings.state_dir) if settings.state_dir else None
     return Party(
         settings.name,
         open_published(settings),
         b"the key that all parties share..",
         settings.policy(),
         row_secret=b"row secret",
-        audit=AuditLog(Path(settings.audit_log)),
-        state_dir=Path(settings.state_dir) if settings.state_dir else None,
+        audit=AuditLog(Path(settings.audit_log), state=state, with_text=settings.audit_text),
+        state_dir=state,
     )
 
 

@@ -49,6 +49,12 @@ def cards(shop: Shop, columns: str = "credit", label: str | None = None, **setti
     return federation(open_party(write_file(shop.folder, **settings))).sql(f"SELECT {columns} FROM cards", label=label)
 
 
+def with_purpose(shop: Shop) -> tp.Relation:
+    fed = federation(open_party(write_file(shop.folder, top="require_purpose = true")))
+    fed.purpose = "fraud"
+    return fed.sql("SELECT credit FROM cards")
+
+
 def here(shop: Shop, table: Any) -> tp.Federation:
     return tp.Federation({"p": {"t": table}}, verbose=False)
 
@@ -369,6 +375,16 @@ CASES = [
         lambda shop: len(here(shop, {"a": ["1", "x"], "b": [1.0, 2.0]}).sql("SELECT a, b FROM t")) == 2,
     ),
     Advice(
+        ".require_approval: name a state_dir too: approvals are kept there",
+        read(table="require_approval = true"),
+        read(table="require_approval = true", top=STATE),
+    ),
+    Advice(
+        "give a purpose, in the federation or job file, or as tp.Federation(..., purpose=...)",
+        lambda shop: cards(shop, top="require_purpose = true"),
+        lambda shop: len(with_purpose(shop)) > 0,
+    ),
+    Advice(
         "use TRY_CAST, or filter the rows it does not fit",
         lambda shop: here(shop, {"a": ["1", "2", "x"], "b": [1.0, 2.0, 3.0]}).sql(
             "SELECT CAST(a AS INT) AS a, b FROM t"
@@ -564,6 +580,12 @@ OTHERS = {
     "the backup {} is damaged": STATE_FILES,
     "is no backup of a party, or is damaged": STATE_FILES,
     "is in use by another process": STATE_FILES,
+    "which lists jobs and their approvals, is damaged": "followed in tests/party/test_approval.py",
+    "is past; give a day to come, or `--deny` to end an approval": "followed in tests/party/test_approval.py",
+    "--until {}: give a day or a moment": "followed in tests/party/test_approval.py",
+    "too long for its operator to read; select and filter less": "followed in tests/party/test_approval.py",
+    "or begin a new chain: move the audit log, {} and {} away": "followed in tests/party/test_audit_chain.py",
+    "--since {}: give a day or a moment": "followed in tests/party/test_audit_chain.py",
     "its cells are seen only where noise is added": "refused in tests/wire/test_hostile_origins.py",
     "limits.expression_bytes); select less, filter": NOTHING_ASKED,
     "audit_log: {} is not a file that can be written": MACHINE,

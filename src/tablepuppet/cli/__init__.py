@@ -1,6 +1,7 @@
 """The command line's beginning and end: signals are watched before anything large is loaded.
 
-The commands are in commands.py. Exit codes: 0 done, 1 refused with a reason, 2 wrong usage, 128 and the signal's
+The commands are in commands.py. Exit codes: 0 done, 1 refused with a reason, 2 wrong usage, 3 if a party's
+operator has to approve the job first or has refused it, 128 and the signal's
 number when stopped: 130 for Ctrl-C; 141 if nobody reads the results to their end, as in a pipe into `head`.
 """
 
@@ -10,6 +11,7 @@ import sys
 
 from tablepuppet.runs import interrupts
 
+WAITING = 3
 CLOSED = 141  # 128 and SIGPIPE, as of programs that the signal ends
 
 
@@ -30,7 +32,7 @@ def _exit_code() -> int:
         _run()
         return 0
     except BaseException as error:
-        from tablepuppet.errors import TablePuppetError
+        from tablepuppet.errors import ApprovalError, TablePuppetError
 
         if interrupts.received() is not None:
             done = isinstance(error, SystemExit) and not error.code
@@ -42,7 +44,7 @@ def _exit_code() -> int:
             return int(error.code or 0)
         if isinstance(error, TablePuppetError):
             _say(f"error: {error}")
-            return 1
+            return WAITING if isinstance(error, ApprovalError) else 1
         if isinstance(error, OSError) and error.filename is not None:
             _say(f"error: {str(error.filename)!r} cannot be read or written: {error.strerror}")
             return 1

@@ -13,7 +13,7 @@ import typer
 from tablepuppet.cli.app import LEARN, LOOK, OPERATE, App
 from tablepuppet.cli.keys import certs, keys
 from tablepuppet.cli.noise_options import BoundsOption, DeltaOption, EpsilonOption, TimesOption, noise_of
-from tablepuppet.cli.output import JsonOption, Screen, check_output, print_json, print_table, write_output
+from tablepuppet.cli.output import JsonOption, Screen, check_output, print_json, print_table, sql_text, write_output
 from tablepuppet.cli.party import party
 from tablepuppet.cli.privacy import privacy
 from tablepuppet.errors import ConfigError
@@ -25,6 +25,7 @@ if TYPE_CHECKING:  # databases and scikit-learn take a second each to load: a co
     from tablepuppet.jobs import Run
     from tablepuppet.learn.learners.folds import Results
     from tablepuppet.learn.loss.measures import Metrics
+    from tablepuppet.privacy.settings import Privacy
     from tablepuppet.relation import Relation
     from tablepuppet.runs.progress import ProgressReader
 
@@ -124,7 +125,7 @@ def describe(
     """Print statistics of a query's joined rows, computed where the rows are."""
     with Screen() as screen:
         noise = noise_of(epsilon, delta, bounds, max_times)
-        relation = _relation(federation, sql, label, categorical, drop, screen.reader)
+        relation = _relation(federation, sql, label, categorical, drop, screen.reader, noise.get("privacy"))
         found = relation.describe(**noise)
         screen.json(found.to_arrow().to_pylist()) if as_json else screen.print(found)
 
@@ -146,7 +147,8 @@ def profile(
     """Write a page about a query's joined rows: histograms, missing values, correlations, warnings."""
     with Screen() as screen:
         noise = noise_of(epsilon, delta, bounds, max_times)
-        found = _relation(federation, sql, label, categorical, drop, screen.reader).profile(**noise)
+        relation = _relation(federation, sql, label, categorical, drop, screen.reader, noise.get("privacy"))
+        found = relation.profile(**noise)
         place = found.save(output)
         if as_json:
             screen.json({"page": str(place), "warnings": found.table_view().rows})
@@ -239,7 +241,7 @@ def evaluate(
     """Measure a trained model on the rows its job held out, or on another query."""
     with Screen() as screen:
         found = _runs().of_folder(run, screen.reader)
-        name, metrics = found.evaluate(_text(sql) if sql else None, at_party=at_party)
+        name, metrics = found.evaluate(sql_text(sql) if sql else None, at_party=at_party)
         screen.json(metrics) if as_json else _print_metrics(screen, {name: metrics})
 
 
@@ -271,7 +273,7 @@ def predict(
     takes the predictions home, and a receipt is printed. The query of --sql
     needs the features that were learned from, not the label.
     """
-    query = _text(sql) if sql else None
+    query = sql_text(sql) if sql else None
     if deliver_to is not None:
         _deliver(run, query, deliver_to, combine, alone=not (output or ids), as_json=as_json)
         return
@@ -327,16 +329,6 @@ def _print_metrics(screen: Screen, metrics: dict[str, Metrics]) -> None:
         screen.text(f"{side}: {values}")
 
 
-def _text(sql: str) -> str:
-    """The SQL itself, or that of a file."""
-    if not sql.endswith(".sql") or len(sql.split()) > 1:
-        return sql
-    try:
-        return Path(sql).read_text()
-    except OSError as error:
-        raise ConfigError(f"cannot read SQL file {sql!r}: {error.strerror}") from error
-
-
 def _federation(file: Path, reader: ProgressReader) -> Federation:
     from tablepuppet.federation import Federation
 
@@ -350,9 +342,10 @@ def _relation(
     categorical: list[str] | None,
     drop: list[str] | None,
     reader: ProgressReader,
+    privacy: Privacy | None = None,
 ) -> Relation:
     loaded = _federation(federation, reader)
-    return loaded.sql(_text(sql), label, categorical=categorical or (), drop=drop or ())
+    return loaded.sql(sql_text(sql), label, categorical=categorical or (), drop=drop or (), privacy=privacy)
 
 
 def _summary(relation: Relation) -> dict[str, Any]:

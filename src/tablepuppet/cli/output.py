@@ -132,6 +132,16 @@ def _write_errors(output: Path) -> Iterator[None]:
         ) from error
 
 
+def sql_text(sql: str) -> str:
+    """The SQL itself, or that of a file."""
+    if not sql.endswith(".sql") or len(sql.split()) > 1:
+        return sql
+    try:
+        return Path(sql).read_text()
+    except OSError as error:
+        raise ConfigError(f"cannot read SQL file {sql!r}: {error.strerror}") from error
+
+
 def print_json(value: Any) -> None:
     """Print a result for programs."""
     typer.echo(json.dumps(plain(value), indent=2, default=str))

@@ -6,25 +6,25 @@ import json
 import logging
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from tablepuppet.cli.app import App
 from tablepuppet.cli.complaint import complain
 from tablepuppet.cli.output import JsonOption, print_json, print_text, results_console
+from tablepuppet.cli.party_report import (
+    counted,
+    print_columns,
+    print_difference,
+    print_jobs,
+    print_outlook,
+    show_report,
+    sides_of,
+    verdict,
+)
 from tablepuppet.errors import ConfigError
 from tablepuppet.runs.figures import number, seconds
-
-if TYPE_CHECKING:  # a command loads what it needs
-    from collections.abc import Sequence
-
-    from rich.console import Console
-
-    from tablepuppet.party.ledger import Budget
-    from tablepuppet.party.policy import Embeddings
-    from tablepuppet.party.report import ColumnReport, PartyReport, TableReport
-    from tablepuppet.runs.table_view import Align
 
 party = App(help="Run a party beside its database, and see what it releases.")
 
@@ -32,7 +32,22 @@ FileArgument = Annotated[Path, typer.Argument(help="The party file (TOML): datab
 
 
 @party.command()
-def check(file: FileArgument, as_json: JsonOption = False) -> None:
+def check(
+    file: FileArgument,
+    caller: Annotated[
+        str | None, typer.Option("--as", help="Print what this caller could learn and ask for, and what is left of it.")
+    ] = None,
+    sql: Annotated[
+        str | None,
+        typer.Option(
+            help="With --as: whether the caller could open this query over the party's tables, or a .sql file."
+        ),
+    ] = None,
+    diff: Annotated[
+        bool, typer.Option("--diff", help="Print what the file says otherwise than the party that is being served.")
+    ] = False,
+    as_json: JsonOption = False,
+) -> None:
     """Check everything a party file needs, and print what the party would publish, to whom, with which releases.
 
     Key columns of published tables are read, to warn of keys with few values. No other table is touched.
@@ -41,35 +56,28 @@ def check(file: FileArgument, as_json: JsonOption = False) -> None:
 
     from tablepuppet.party.report import inspect
 
+    if sql is not None and caller is None:
+        raise ConfigError("--sql goes with --as: say who would ask, such as --as analyst")
+    if diff:
+        if caller is not None:
+            raise ConfigError("--diff compares files, for all callers: leave out --as")
+        print_difference(file, as_json)
+        return
     found = inspect(file)
+    if caller is not None:
+        print_outlook(file, found, caller, sql, as_json)
+        return
     if as_json:
         print_json(msgspec.to_builtins(found))
     else:
-        _show(found, results_console())
+        show_report(found, results_console())
         for text in found.warnings:
             complain(f"warning: {text}", "yellow")
         for text in found.problems:
             complain(f"error: {text}", "red")
-        print_text(_verdict(found))
+        print_text(verdict(found))
     if found.problems:
         raise typer.Exit(1)
-
-
-def _verdict(report: PartyReport) -> str:
-    """Whether the party can start, in one line."""
-    from tablepuppet.party.policy import ANONYMOUS
-
-    warned = f", {_counted(len(report.warnings), 'warning')}" if report.warnings else ""
-    if report.problems:
-        return f"Verdict: the party cannot start: {_counted(len(report.problems), 'error')}{warned}."
-    tables = _counted(len(report.tables), "table")
-    callers = [name for name in report.callers if report.tls or name == ANONYMOUS]
-    whom = _counted(len(callers), "caller") if callers else "nobody"
-    return f"Verdict: the party can start, and publishes {tables} to {whom}{warned}."
-
-
-def _counted(number: int, noun: str) -> str:
-    return f"{number:,} {noun}{'' if number == 1 else 's'}"
 
 
 @party.command()
@@ -116,12 +124,77 @@ def sessions(
         print_json(msgspec.to_builtins(found))
         return
     if end is not None:
-        print_text(f"Ended: {_counted(len(found), 'session')}.")
+        print_text(f"Ended: {counted(len(found), 'session')}.")
     rows = [
         [each.session, each.caller, ", ".join(each.tables), f"{each.requests:,}", seconds(each.silent)]
         for each in found
     ]
-    _print_table(results_console(), "", _sides("session caller tables", "requests silent"), rows)
+    print_columns(results_console(), "", sides_of("session caller tables", "requests silent"), rows)
+
+
+@party.command()
+def audit(
+    file: FileArgument,
+    since: Annotated[
+        str | None, typer.Option(help="Only lines from this day or moment on (UTC), such as 2026-01-31 or with T09:30.")
+    ] = None,
+    caller: Annotated[str | None, typer.Option(help="Only lines of this caller.")] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Print the audit log of a party, rotated files included, and whether lines were changed or are missing.
+
+    Ends with 1 if they were. All lines are checked, whichever are printed.
+    """
+    import msgspec
+
+    from tablepuppet.party.audit_report import read_audit
+
+    found = read_audit(file, since, caller)
+    if as_json:
+        print_json(msgspec.to_builtins(found))
+    else:
+        rows = [each.cells for each in found.entries]
+        sides = sides_of("time caller what tables", "rows bytes", "releases outcome purpose")
+        print_columns(results_console(), "", sides, rows)
+        for text in found.notes:
+            complain(f"note: {text}", "yellow")
+        for text in found.problems:
+            complain(f"error: {text}", "red")
+        print_text(found.verdict)
+    if found.problems:
+        raise typer.Exit(1)
+
+
+@party.command()
+def jobs(file: FileArgument, as_json: JsonOption = False) -> None:
+    """Print the jobs that wait for your approval, and those that you have approved or refused.
+
+    They are of tables whose policy says require_approval.
+    """
+    from tablepuppet.party.approval import list_jobs
+
+    print_jobs(list_jobs(_state_of(file)[0]), as_json)
+
+
+@party.command()
+def approve(
+    file: FileArgument,
+    job: Annotated[str | None, typer.Argument(help="The job, or the first letters of its name.")] = None,
+    until: Annotated[
+        str | None, typer.Option(help="The last day of the approval (UTC), such as 2026-12-31; 30 days if absent.")
+    ] = None,
+    deny: Annotated[bool, typer.Option("--deny", help="Refuse the job, or end its approval.")] = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Approve a job, or refuse it; without a job, print those that wait. It takes effect at once, without a restart."""
+    from tablepuppet.party.approval import decide, list_jobs
+
+    if job is None and (deny or until is not None):
+        raise ConfigError("--until and --deny are for a job: name it too; `tablepuppet party jobs` lists them")
+    if deny and until is not None:
+        raise ConfigError("--until is for an approval: leave it out with --deny")
+    folder, _ = _state_of(file)
+    print_jobs(list_jobs(folder) if job is None else [decide(folder, job, until, deny=deny)], as_json)
 
 
 @party.command()
@@ -135,12 +208,12 @@ def budget(file: FileArgument, as_json: JsonOption = False) -> None:
     if as_json:
         print_json([msgspec.to_builtins(each) | {"caller": each.caller or None} for each in accounts])
         return
-    sides = _sides("table caller", "spent budget left delta")
+    sides = sides_of("table caller", "spent budget left delta")
     rows = []
     for each in accounts:
         bounds = ["unbounded" if value is None else number(value) for value in (each.budget, each.left)]
         rows.append([each.table, each.caller or "(everybody)", number(each.spent), *bounds, f"{each.delta:g}"])
-    _print_table(results_console(), "", sides, rows)
+    print_columns(results_console(), "", sides, rows)
 
 
 StateArgument = Annotated[Path, typer.Argument(help="The backup: a file that holds secrets, for you only.")]
@@ -159,7 +232,7 @@ def backup(file: FileArgument, into: StateArgument, as_json: JsonOption = False)
     if as_json:
         print_json({"party": name, "backup": str(into), "made": made.made, "files": len(made.files)})
         return
-    print_text(f"{into}: {_counted(len(made.files), 'file')} of party {name}, as of {made.made} UTC. Keep it secret.")
+    print_text(f"{into}: {counted(len(made.files), 'file')} of party {name}, as of {made.made} UTC. Keep it secret.")
 
 
 @party.command()
@@ -183,7 +256,7 @@ def restore(
     if as_json:
         print_json({"party": name, "state_dir": str(folder), "made": found.made, "files": len(found.files)})
         return
-    print_text(f"{folder}: {_counted(len(found.files), 'file')} of party {name}, as of {found.made} UTC.")
+    print_text(f"{folder}: {counted(len(found.files), 'file')} of party {name}, as of {found.made} UTC.")
     complain(
         "warning: what was charged to privacy budgets after that is forgotten, and could be spent again, though it was "
         "released; lower the budgets by it if something was",
@@ -199,19 +272,6 @@ def _state_of(file: Path) -> tuple[Path, str]:
     if settings.state_dir is None:
         raise ConfigError(f"party file {str(file)!r}: it names no state_dir, so there is nothing to keep")
     return Path(settings.state_dir), settings.name
-
-
-def _print_table(screen: Console, title: str, sides: dict[str, Align], rows: Sequence[Sequence[str]]) -> None:
-    from tablepuppet.runs.table_view import TableView
-    from tablepuppet.runs.wide_table import WideTable
-
-    screen.print(WideTable(TableView(title, sides, rows).rich()))
-
-
-def _sides(left: str, right: str = "", more: str = "") -> dict[str, Align]:
-    """Columns by the side that they are aligned to."""
-    names: list[tuple[str, Align]] = [(left, "left"), (right, "right"), (more, "left")]
-    return {name: side for listed, side in names for name in listed.split()}
 
 
 @party.command()
@@ -235,75 +295,4 @@ def names(
     for each in found:
         text = "(no row has it now)" if each.name is None else each.name
         rows.append([each.caller or "(not in allow)", each.model, each.table, each.column, str(each.code), text])
-    _print_table(results_console(), "", _sides("caller model table column", "code", "name"), rows)
-
-
-def _show(report: PartyReport, screen: Console) -> None:
-    how = "mutual TLS" if report.tls else "no TLS"
-    callers = ", ".join(report.callers) or "nobody"
-    print_text(f"party {report.party} at {report.listen} ({how}); callers: {callers}; protocol {report.protocol}")
-    if report.metrics is not None:
-        print_text(f"metrics at {report.metrics}")
-    for table in report.tables:
-        print_text("")
-        common = [name for name in table.columns[0].releases if all(name in each.releases for each in table.columns)]
-        about = "about " if table.estimated else ""
-        title = f"{table.name}: {about}{table.rows:,} rows, to {', '.join(table.callers) or 'nobody'}"
-        rows = [
-            [
-                ", ".join(each.name for each in alike),
-                ", ".join(alike[0].uses),
-                alike[0].level,
-                _further(alike[0], common),
-            ]
-            for alike in _grouped(table.columns)
-        ]
-        heads = ("columns", "uses", "level", "further releases" if common else "releases")
-        _print_table(screen, title, dict.fromkeys(heads, "left"), rows)
-        for text in [*([f"every column releases {', '.join(common)}"] if common else []), *_rules(table)]:
-            print_text(f"  {text}")
-    if report.tables:
-        print_text("")
-
-
-def _grouped(columns: Sequence[ColumnReport]) -> list[list[ColumnReport]]:
-    """Columns with the same uses, level and releases, in the order of the first of each group."""
-    found: dict[tuple[object, ...], list[ColumnReport]] = {}
-    for column in columns:
-        found.setdefault((tuple(column.uses), column.level, tuple(column.releases)), []).append(column)
-    return list(found.values())
-
-
-def _further(column: ColumnReport, common: Sequence[str]) -> str:
-    return ", ".join(name for name in column.releases if name not in common) or "-"
-
-
-def _rules(table: TableReport) -> list[str]:
-    """What holds for the table as a whole."""
-    secure = "; sums leave within a sum over shards only" if table.secure_sum else ""
-    chosen = "; callers may multiply it with vectors of their choice" if table.matrix else ""
-    passed = "; means of its labels may reach other parties" if table.label_means else ""
-    found = [f"at least {table.min_rows} rows, groups of at least {table.min_group} rows{secure}{chosen}{passed}"]
-    found += [f"expressions that may be joined by: {'; '.join(table.keys)}"] if table.keys else []
-    found += [_embeddings(table.embeddings)] if table.embeddings is not None else []
-    return [*found, f"privacy budget: {_budget(table.budget)}", *_deliveries(table)]
-
-
-def _embeddings(found: Embeddings) -> str:
-    width = "" if found.max_width is None else f" of at most {found.max_width} numbers"
-    times = "" if found.max_epochs is None else f", each row's at most {found.max_epochs} times in a session"
-    return f"networks across parties may get embeddings{width} of its rows{times}"
-
-
-def _budget(found: Budget) -> str:
-    whole = "unbounded" if found.epsilon is None else f"epsilon {found.epsilon:g} at delta {found.delta:g}"
-    each = "" if found.epsilon_per_caller is None else f", {found.epsilon_per_caller:g} for each caller"
-    return whole + each + ("; nothing leaves without noise" if found.require_dp else "")
-
-
-def _deliveries(table: TableReport) -> list[str]:
-    found = [f"predictions made with it may go to {', '.join(table.deliver)}"] if table.deliver else []
-    if table.predictions is not None:
-        place = f"file {table.predictions.file}" if table.predictions.file else f"table {table.predictions.table}"
-        found.append(f"predictions about it go to {place}, beside {', '.join(table.predictions.keys)}")
-    return found
+    print_columns(results_console(), "", sides_of("caller model table column", "code", "name"), rows)

@@ -1,9 +1,11 @@
 """The audit log of a party: one line of JSON for every request, on disk before its reply leaves.
 
-Each line has the time, the caller, the session, the verb and op, the tables, the releases and their bytes, and the
-outcome; never a value, an argument or SQL text. A request that cannot be logged is refused. A request that is computed
-again after a restart has a line too, with the outcome ``restored``: nothing was sent. If the party has metrics, every
-line is counted there too.
+Each line has the time, the caller, its address, the run and its purpose, the session, the verb and op, the tables,
+columns and rows, keyed digests of the query and its filters, the releases and their bytes, and the outcome; never a
+value or an argument, and SQL text only if the operator wants it. Lines are a chain (`audit_chain.py`). A request that
+cannot be logged is refused. A request that is computed again after a restart has a line too, with the outcome
+``restored``: nothing was sent. If the party has metrics, every line is counted there too, and syslog gets every line if
+the operator names one.
 """
 
 from __future__ import annotations
@@ -11,8 +13,9 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
@@ -22,15 +25,49 @@ import msgspec
 import numpy as np
 
 from tablepuppet.errors import ConfigError, PartyError, PrivacyError, TablePuppetError
+from tablepuppet.party.audit_chain import Chain
 from tablepuppet.party.metrics import Metrics
 from tablepuppet.party.release import Release
+from tablepuppet.party.request import Declared
+from tablepuppet.party.syslog import Syslog
+from tablepuppet.sql.plan import Scan, text_of
 
 SYNC_SECONDS = 1.0
 DISK = "disk"  # what ran out where a file cannot be written
 _MOST_TEXT = 200  # of a name that the caller chose
+_MOST_COLUMNS = 100  # in one line
+_MOST_SQL = 20_000  # letters of a query
+_DIGEST = 16  # hexadecimal digits of that of a query
 _NOTHING = Release(0)
+EVERY = ("*",)  # for columns: all that the session's `open` lists
 Reply = TypeVar("Reply")
 Outcome = Literal["ok", "restored"]  # of a request that was answered
+
+
+_ADDRESS: ContextVar[str] = ContextVar("address", default="")
+
+
+@contextmanager
+def calling_from(address: str) -> Iterator[None]:
+    """Whatever is logged inside was asked from this address."""
+    before = _ADDRESS.set(address)
+    try:
+        yield
+    finally:
+        _ADDRESS.reset(before)
+
+
+class About(NamedTuple):
+    """What all lines of a session say: its run and purpose, digests of its query and filters; ``text`` only `open`."""
+
+    run: str = ""
+    purpose: str = ""
+    query: str = ""
+    filter: str = ""
+    text: str = ""
+
+
+NO_SESSION = About()
 
 
 @dataclass
@@ -45,6 +82,9 @@ class Entry:
     outcome: Outcome = "ok"  # if it ends well
     op: str = ""
     tables: Sequence[str] = ()
+    columns: Sequence[str] = ()
+    rows: int = 0
+    about: About = NO_SESSION
     size: int = field(default=0, init=False)  # bytes
     received: int = field(default=0, init=False)  # bytes of arguments
     began: float = field(default_factory=time.perf_counter, init=False)
@@ -73,21 +113,30 @@ class Entry:
         return values
 
     def line(self, outcome: str, rule: str) -> bytes:
-        """The entry as a line of the log."""
-        left = outcome == "ok"
+        """The entry as a line of the log, without its place in the chain."""
+        left, columns = outcome == "ok", [name[:_MOST_TEXT] for name in self.columns[:_MOST_COLUMNS]]
+        if len(self.columns) > _MOST_COLUMNS:
+            columns.append(f"and {len(self.columns) - _MOST_COLUMNS} more")
         record = {
             "time": _time(),
             "caller": self.caller[:_MOST_TEXT],
+            "address": _ADDRESS.get(),
+            "run": self.about.run[:_MOST_TEXT],
+            "purpose": self.about.purpose[:_MOST_TEXT],
             "session": self.session[:_MOST_TEXT],
             "verb": self.verb,
             "op": self.op,
             "tables": [table[:_MOST_TEXT] for table in self.tables],
+            "columns": columns,
+            "rows": self.rows if left else 0,
+            "query": self.about.query,
+            "filter": self.about.filter,
             "releases": self.releases.names if left else [],
             "bytes": self.size if left else 0,
             "outcome": outcome,
             "rule": rule,
         }
-        return msgspec.json.encode(record) + b"\n"
+        return msgspec.json.encode(record)
 
 
 class Refusing(NamedTuple):
@@ -126,22 +175,59 @@ class AuditLog:
 
     A line is handed to the operating system before the reply leaves, so the end of the process loses nothing. It is
     forced to disk at once for everything but ops, and for those once in `SYNC_SECONDS`. A file that was moved away
-    is begun anew, so that logs can be rotated. ``metrics`` count whatever is written here.
+    is begun anew, so that logs can be rotated: the chain goes on. ``metrics`` count whatever is written here. ``state``
+    is the party's state folder, with the secret of the chain. With ``with_text``, lines of `open` have the SQL that a
+    caller asked for; ``syslog`` gets them without.
     """
 
-    def __init__(self, path: Path | None, metrics: Metrics | None = None):
+    def __init__(
+        self,
+        path: Path | None,
+        metrics: Metrics | None = None,
+        state: Path | None = None,
+        *,
+        with_text: bool = False,
+        syslog: Syslog | None = None,
+    ):
         self.path, self.metrics = path, metrics
+        self._state, self._with_text, self._syslog = state, with_text, syslog
+        self._sessions: dict[tuple[str, str], About] = {}
         self._lock = threading.Lock()
         self._file: int | None = None
         self._opened_as: os.stat_result | None = None
-        self._torn = False  # the last line may be incomplete
+        self._chain = None if path is None else Chain(path, state)
+        self._torn = self._chain is not None and self._chain.is_torn  # the last line may be incomplete
         self._synced = 0.0
+
+    def about(self, declared: Declared, scans: Sequence[Scan]) -> About:
+        """What lines say of a session over these scans."""
+        if self._chain is None:
+            return NO_SESSION
+        texts, filters = [text_of(scan) for scan in scans], sorted({text for scan in scans for text in scan.filters})
+        key = self._chain.key
+        return About(
+            declared.run,
+            declared.purpose,
+            key.digest("\n".join(["query", *texts]).encode(), _DIGEST) if scans else "",
+            key.digest("\n".join(["filter", *filters]).encode(), _DIGEST) if any(filters) else "",
+            "; ".join(texts)[:_MOST_SQL] if self._with_text else "",
+        )
+
+    def begin(self, caller: str, session: str, about: About) -> None:
+        """A session was opened: all its lines say what it is about."""
+        if self.path is not None:
+            self._sessions[caller, session] = about
+
+    def end(self, caller: str, session: str) -> None:
+        """A session was closed."""
+        self._sessions.pop((caller, session), None)
 
     def entry(
         self, caller: str, session: str, verb: str, releases: Release = _NOTHING, outcome: Outcome = "ok"
     ) -> Entry:
         """Log what happens inside, however it ends; ``outcome`` if it ends well."""
-        return Entry(self, caller, session, verb, releases, outcome)
+        about = self._sessions.get((caller, session), NO_SESSION)
+        return Entry(self, caller, session, verb, releases, outcome, about=about)
 
     def refusal(self, caller: str, session: str, verb: str, error: Exception) -> None:
         """Log a request that never came to be answered."""
@@ -158,22 +244,33 @@ class AuditLog:
             self.metrics.reached(limit)
 
     def close(self) -> None:
-        """Close the file; it is opened again when it is needed."""
+        """Close the file, which is opened again when it is needed, and send syslog what waits."""
         with self._lock:
             if self._file is not None:
                 os.close(self._file)
             self._file = None
+            if self._chain is not None:
+                self._chain.close()
+        if self._syslog is not None:
+            self._syslog.close()
 
     def write(self, entry: Entry, outcome: str, rule: str) -> None:
         """Log how a request has ended; PartyError if that is impossible."""
-        if self.path is None:
+        if self.path is None or self._chain is None:
             self._count(entry, outcome, rule)
             return
-        line = entry.line(outcome, rule)
+        body = entry.line(outcome, rule)
+        text = entry.about.text if entry.verb == "open" else ""
         try:
             with self._lock:
-                self._append(self.path, line, at_once=outcome in ("denied", "failed") or entry.verb != "run")
+                at_once = outcome in ("denied", "failed") or entry.verb != "run"
+                whole = body[:-1] + b',"text":' + msgspec.json.encode(text) + b"}" if text else body
+                line, link = self._chain.sealed(whole)
+                self._append(self.path, line, at_once=at_once)
+                self._chain.advance(link)
             self._count(entry, outcome, rule)
+            if self._syslog is not None:
+                self._syslog.send(body[:-1] + line[len(whole) - 1 : -1])  # without the text
         except OSError as error:
             self._count(entry, "failed", DISK)
             raise PartyError(

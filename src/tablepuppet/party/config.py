@@ -85,6 +85,17 @@ class PartyFile(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_only
     tls: Annotated[TlsPaths | None, Meta(description="files of mutual TLS")] = None
     insecure: Annotated[bool, Meta(description="listen without TLS beyond this machine")] = False
     audit_log: Annotated[str, Meta(description="file that every request is written to")] = "audit.jsonl"
+    audit_text: Annotated[
+        bool, Meta(description="lines of `open` in the audit log have the SQL that was asked for, literals included")
+    ] = False
+    syslog: Annotated[
+        str | None,
+        Meta(description="where lines of the audit log go too: the path of a socket, such as /dev/log, or host:port"),
+    ] = None
+    require_purpose: Annotated[bool, Meta(description="answer only callers that say what a relation is for")] = False
+    require_approval: Annotated[
+        bool, Meta(description="read tables only for jobs that the operator has approved (`tablepuppet party approve`)")
+    ] = False
     state_dir: Annotated[
         str | None, Meta(description="folder for what survives a restart; if absent, nothing does")
     ] = None
@@ -130,17 +141,22 @@ class PartyFile(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_only
     def policy(self) -> Policy:
         """The policy that the file spells."""
         return Policy(
-            {name.lower(): table.rule(name, self.deliver) for name, table in self.tables.items()},
+            {
+                name.lower(): table.rule(name, self.deliver, approval=self.require_approval)
+                for name, table in self.tables.items()
+            },
             others=None,
             allow=frozenset(self.allow),
             limits=self.limits,
             peers=frozenset(self.peers),
+            require_purpose=self.require_purpose,
         )
 
     @property
     def policy_hash(self) -> str:
         """A short name of all its rules together: the same for the same rules."""
-        rules = msgspec.json.encode([sorted(self.allow), self.tables, self.peers, self.deliver], order="sorted")
+        named = [sorted(self.allow), self.tables, self.peers, self.deliver, self.require_purpose, self.require_approval]
+        rules = msgspec.json.encode(named, order="sorted")
         return hashlib.sha256(rules).hexdigest()[:12]
 
     def targets(self) -> dict[str, PredictionsEntry]:
@@ -168,6 +184,8 @@ def _problems(settings: PartyFile) -> Iterator[str]:
         yield f"listen: {settings.listen!r} must be host:port, such as 0.0.0.0:8815 or [::1]:8815"
     else:
         yield from _address_problems(settings)
+    if settings.syslog is not None and not settings.syslog.startswith("/") and not _is_address(settings.syslog):
+        yield f"syslog: {settings.syslog!r} must be the path of a socket, such as /dev/log, or host:port"
     if not settings.tables:
         yield "tables: none is published; name at least one as [tables.NAME]"
     if len({name.lower() for name in settings.tables}) < len(settings.tables):
@@ -180,6 +198,8 @@ def _problems(settings: PartyFile) -> Iterator[str]:
             yield f"tables.{name}.predictions.{problem}"
         if table.secure_sum and (settings.tls is None or len(set(settings.peers) - {settings.name}) < FEWEST - 1):
             yield f"tables.{name}.secure_sum: name [tls] files, and {FEWEST - 1} or more other parties under peers"
+        if settings.state_dir is None and (table.require_approval or settings.require_approval):
+            yield f"tables.{name}.require_approval: name a state_dir too: approvals are kept there"
         if (table.budget.require_dp or table.budget.is_bounded) and settings.state_dir is None:
             yield f"tables.{name}.budget: name a state_dir too: what was spent must outlive a restart"
 

@@ -37,6 +37,13 @@ class Counters:
         self._of_sessions: Counter[tuple[str, str, str, str]] = Counter()  # caller, session, table, kind
         self._lock = threading.Lock()
 
+    @classmethod
+    def seen(cls, state_dir: Path | None) -> Counters:
+        """What was used as of now; what is used here is not written down."""
+        found = cls(state_dir)
+        found._file = None
+        return found
+
     def use_texts(
         self, kind: str, caller: str, table: str, texts: Iterable[str], most: int | None, state: str = ""
     ) -> bool:

@@ -6,7 +6,7 @@ table is checked against. A refusal names party, table, column and rule, and no 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -16,6 +16,8 @@ from numpy.typing import NDArray
 
 from tablepuppet.errors import PartyError, PrivacyError
 from tablepuppet.party.allowance import check_time
+from tablepuppet.party.approval import Approval
+from tablepuppet.party.audit import EVERY
 from tablepuppet.party.key_rule import keeps_keys_apart, named_key
 from tablepuppet.party.ops import Op
 from tablepuppet.party.policy import HAVE_NO_NOISE, LEVELS, ColumnRule, Level, TableRule, Use
@@ -47,6 +49,7 @@ class Grant:
     table: str
     rules: TableRule
     outputs: Mapping[str, Output]
+    approval: Approval | None = None  # where the policy demands one
 
     @classmethod
     def of(cls, party: str, rules: TableRule, scan: Scan) -> Grant:
@@ -104,8 +107,18 @@ class Grant:
         )
         raise self.refusal("keys", reason)
 
+    def columns(self, op: Op, arguments: Mapping[str, Any]) -> Sequence[str]:
+        """The columns of the table that an op names, for the audit log; `EVERY` if it works on all features."""
+        if not op.columns and not op.fields:
+            return EVERY
+        named = {name for output in self._involved(op, arguments) for name in self.outputs[output].columns}
+        fields = {name for name in self._fields(op, arguments) if self.rules.column(name) is not None}
+        return sorted(f"{self.table}.{name}" for name in named | fields)
+
     def check(self, op: Op, arguments: Mapping[str, Any]) -> None:
         """Raise PrivacyError unless the policy allows the op's releases for every column that it works on."""
+        if self.approval is not None:
+            self.approval.check(op.name)
         if self.rules.budget.require_dp and not op.is_private(arguments):
             self._check_noise(op)
         if op.directions:
@@ -120,6 +133,8 @@ class Grant:
 
         ``noisy``: from noisy values of them only, which noise has paid for.
         """
+        if self.approval is not None:
+            self.approval.check(op.name)
         if self.rules.budget.require_dp and not noisy:
             reason = "what was computed from it without noise is used no more; fit again with privacy=tp.Privacy(...)"
             raise self.refusal("require_dp", reason)

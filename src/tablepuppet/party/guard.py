@@ -10,6 +10,7 @@ import threading
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from numbers import Integral
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ import numpy as np
 
 from tablepuppet.errors import ConfigError
 from tablepuppet.party.allowance import check_time
+from tablepuppet.party.approval import Approvals
 from tablepuppet.party.counters import Counters
 from tablepuppet.party.database import SourceTable
 from tablepuppet.party.grant import Grant, refusal
@@ -25,6 +27,7 @@ from tablepuppet.party.ops import SECURE, Op
 from tablepuppet.party.origins import Origin
 from tablepuppet.party.policy import CELLS, Policy, TableRule
 from tablepuppet.party.release import Release
+from tablepuppet.party.request import UNDECLARED, Declared
 from tablepuppet.party.secure_table import RULE
 from tablepuppet.sql.expression import is_column
 from tablepuppet.sql.plan import Scan
@@ -48,9 +51,10 @@ def is_round(op: Op) -> bool:
 class Guard:
     """Enforces the policy of one party."""
 
-    def __init__(self, party: str, policy: Policy, state_dir: Path | None = None):
+    def __init__(self, party: str, policy: Policy, state_dir: Path | None = None, counters: Counters | None = None):
         self.party, self.policy = party, policy
-        self._counters = Counters(state_dir)
+        self._counters = Counters(state_dir) if counters is None else counters
+        self._approvals = Approvals(party, state_dir)
         self._evaluates: Counter[tuple[str, str]] = Counter()  # queries now, by caller and table
         self._evaluated = threading.Condition()
 
@@ -66,17 +70,31 @@ class Guard:
         self._check_names(listed)
         return [table for table in listed if self._allowed(caller, table.name) is not None]
 
-    def open(self, caller: str, scans: Sequence[Scan]) -> dict[str, Grant]:
-        """What the caller may do with each table of a relation, by alias."""
+    def open(self, caller: str, scans: Sequence[Scan], job: Declared = UNDECLARED) -> dict[str, Grant]:
+        """What the caller may do with each table of a relation, by alias; ``job`` is what it says that this is for."""
         self.admit(caller)
+        if scans and self.policy.require_purpose and not job.purpose.strip():
+            raise refusal(
+                self.party,
+                "require_purpose",
+                "it answers only who says what for: give a purpose, in the federation or job file, or as "
+                "tp.Federation(..., purpose=...)",
+            )
         grants = {scan.alias: Grant.of(self.party, self._rules(caller, scan.table), scan) for scan in scans}
+        needed = [scan for scan in scans if grants[scan.alias].rules.require_approval]
+        if needed:
+            approval = self._approvals.approved(caller, job, needed)
+            grants |= {scan.alias: replace(grants[scan.alias], approval=approval) for scan in needed}
         for table in dict.fromkeys(scan.table for scan in scans):
             self._count(caller, table, [scan for scan in scans if scan.table == table])
         return grants
 
     def grant(self, caller: str, scan: Scan) -> Grant:
         """What the caller may do with a table now, where nothing is read."""
-        return Grant.of(self.party, self._rules(caller, scan.table), scan)
+        found = Grant.of(self.party, self._rules(caller, scan.table), scan)
+        if found.rules.require_approval:
+            return replace(found, approval=self._approvals.kept(caller, scan))
+        return found
 
     def run(
         self, caller: str, session: str, op: Op, grant: Grant, arguments: Mapping[str, Any], *, bound: bool = False

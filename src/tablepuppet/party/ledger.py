@@ -23,7 +23,7 @@ import sqlite3
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, NamedTuple
 
 import msgspec
 import numpy as np
@@ -32,7 +32,7 @@ from msgspec import Meta
 from tablepuppet.errors import ConfigError, PartyError, PrivacyError
 from tablepuppet.party.sealed_rows import changes_sealed, is_as_sealed, seal
 from tablepuppet.privacy.accountant import ORDERS, Spending
-from tablepuppet.privacy.funds import Funds, label_mark
+from tablepuppet.privacy.funds import SLACK, Funds, label_mark
 from tablepuppet.runs.figures import number
 
 log = logging.getLogger("tablepuppet.party")
@@ -105,6 +105,14 @@ class Account(msgspec.Struct, frozen=True):
     delta: float
 
 
+class Spend(NamedTuple):
+    """What an approved job may spend on a table in all, under the name of its approval; None: nothing."""
+
+    name: str
+    epsilon: float | None
+    delta: float
+
+
 class Ledger:
     """The charges of one party's tables. Threads and processes may share the file."""
 
@@ -116,13 +124,14 @@ class Ledger:
 
     def charge(
         self, table: str, caller: str, cost: Spending, budget: Budget, *, purpose: str, release: str | None = None,
-        line: str = "",
+        line: str = "", job: Spend | None = None,
     ) -> None:  # fmt: skip
         """Spend ``cost``, or raise PrivacyError and spend nothing. Return only when it is on disk.
 
         ``release`` names a release that is the same whenever it is asked for, such as noisy labels: it costs a table
         once, and each caller once. All others cost each time. Of the releases in one ``line`` only the last is known by
-        its name: when the next is charged, nobody asks for those before it.
+        its name: when the next is charged, nobody asks for those before it. A ``job`` that was approved spends no more
+        than it was approved for.
         """
         if not caller:
             raise PrivacyError(f"party {self.party!r}: a charge needs a caller", rule="budget")
@@ -136,10 +145,23 @@ class Ledger:
                 if most is not None:
                     self._check(name, who, Funds("caller" if who else "all", most, budget.delta, before), cost)
                 _store(ledger, name, who, before + cost)
+            if limits and job is not None:
+                self._check_job(name, job, _total(ledger, name, job.name) + cost)
+                _store(ledger, name, job.name, _total(ledger, name, job.name) + cost)
             if limits:
                 ledger.execute(_CHARGE, (name, caller, purpose, cost.epsilon(budget.delta)))
             if limits and known is not None:
                 self._remember(ledger, name, known, caller, line, _mark(release))
+
+    def _check_job(self, table: str, job: Spend, after: Spending) -> None:
+        most = 0.0 if job.epsilon is None else job.epsilon
+        if after.epsilon(job.delta) > most * SLACK:
+            raise PrivacyError(
+                f"party {self.party!r}, table {table!r}: the job was approved for epsilon {number(most)} at delta "
+                f"{job.delta:g}, and this would spend {number(after.epsilon(job.delta))} in all: ask for less, or ask "
+                "the party's operator to approve it again (policy rule require_approval)",
+                rule="require_approval",
+            )
 
     def _remember(self, ledger: sqlite3.Connection, table: str, name: bytes, caller: str, line: str, mark: str) -> None:
         """Remember the name of a release; PrivacyError if there are as many as the party allows."""
@@ -315,7 +337,7 @@ _LABELS = (
 _OLD_LINES = """DELETE FROM releases WHERE table_name = ? AND caller = ? AND line > '' AND rowid <= (
     SELECT rowid FROM releases WHERE table_name = ? AND caller = ? AND line > '' ORDER BY rowid DESC LIMIT 1 OFFSET ?
 )"""
-_CALLERS = "SELECT caller FROM totals WHERE table_name = ? ORDER BY caller"
+_CALLERS = "SELECT caller FROM totals WHERE table_name = ? AND caller NOT LIKE 'job %' ORDER BY caller"  # nor jobs
 _CHARGE = """INSERT INTO charges (table_name, caller, purpose, times, epsilons) VALUES (?, ?, ?, 1, ?)
     ON CONFLICT DO UPDATE SET times = times + 1, epsilons = epsilons + excluded.epsilons, last = excluded.last"""
 _TOTAL = "SELECT gaussian, pure, pure_curve, tail FROM totals WHERE table_name = ? AND caller = ?"

@@ -195,6 +195,11 @@ class LocalTable:
             raise PrivacyError(found.reason, rule=found.rule)
         return found
 
+    def rows_of(self, view: object) -> int:
+        """How many rows a relation has; those of the snapshot if it is none, or no relation is named."""
+        found = self.views[view] if isinstance(view, str) and view in self.views else None
+        return len(found.row_ids) if isinstance(found, RelationRows) else self.snapshot.rows
+
     def begin(self, place: Place | None = None) -> None:
         """Begin an op. Its unique place among the session's requests names its noisy releases.
 

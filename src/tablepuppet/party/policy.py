@@ -148,6 +148,7 @@ class TableRule:
     deliver: frozenset[str] | None = None  # parties that may get predictions made with its features; None: all
     cross_statistics: bool = True  # columns may be sent, one number per row, for statistics across tables
     embeddings: Embeddings | None = ALL_EMBEDDINGS  # of its rows; None: none are released
+    require_approval: bool = False  # the operator approves a job before anything of it is read
     label_means: bool = True  # means of its labels may reach other parties, as numbers that stand for categories
 
     def column(self, name: str) -> ColumnRule | None:
@@ -184,6 +185,7 @@ class Policy:
     allow: frozenset[str] | None = None  # callers; None: everybody
     limits: CallerLimits = UNLIMITED
     peers: frozenset[str] | None = None  # parties to sum with; None: whoever has a certificate of the authority
+    require_purpose: bool = False  # callers must say what a relation is for
     named: frozenset[str] = frozenset()  # ``table`` or ``table.column`` as somebody spelled them: they must exist
 
     @classmethod

@@ -42,7 +42,7 @@ from tablepuppet.party.origins import Origin, Reached
 from tablepuppet.party.policy import Level, Policy, TableRule, Use
 from tablepuppet.party.release import BY_ROW, Release
 from tablepuppet.party.release_log import ReleaseLog, Unlogged
-from tablepuppet.party.request import Reply, Request
+from tablepuppet.party.request import UNDECLARED, Declared, Reply, Request
 from tablepuppet.party.secure_ops import answered
 from tablepuppet.party.secure_table import SecureTable
 from tablepuppet.party.snapshot import EvaluationError, Snapshot, take_snapshot
@@ -215,6 +215,10 @@ class Party:
         """Count a limit that ran out where no request was refused because of it."""
         self._audit.reached(limit)
 
+    def close_log(self) -> None:
+        """Close the audit log, when nobody calls any more."""
+        self._audit.close()
+
     @property
     def callers(self) -> frozenset[str]:
         """The callers that the policy names."""
@@ -300,19 +304,21 @@ class Party:
             label_means=rules.label_means and not require_dp,
             min_group=rules.min_group,
             min_rows=rules.min_rows,
+            require_approval=rules.require_approval,
             aggregates=table.aggregates,
             estimated=table.estimated,
         )
 
     def open(
         self, caller: str, session: str, scans: Iterable[Scan], wire: str = "float64", outcome: Outcome = "ok",
-        nonce: str | None = None, nonces: Iterable[str] = (), again: bool = False, made: ReleaseLog | None = None,
+        nonce: str | None = None, nonces: Iterable[str] = (), job: Declared = UNDECLARED, again: bool = False,
+        made: ReleaseLog | None = None,
     ) -> dict[str, int]:  # fmt: skip
         """Read every shard the relation needs, as of one moment; answers with row counts by alias.
 
         ``nonce`` is the one under which a session's noise was drawn before, if it comes back. ``nonces`` are those that
-        parties gave with their catalogs, this one's among them; ``again``: they were taken before. ``made`` keeps what
-        is released with noise.
+        parties gave with their catalogs, this one's among them; ``again``: they were taken before. ``job`` is what the
+        caller says that it is for. ``made`` keeps what is released with noise.
         """
         tables, listed, nonce, given = {}, tuple(scans), nonce or secrets.token_hex(16), sorted(set(nonces))
         rosters: dict[str, frozenset[str]] = {}
@@ -321,7 +327,9 @@ class Party:
         account = self._account(caller)
         with self._audit.entry(caller, session, "open", Release.COUNTS, outcome) as entry:
             entry.tables = sorted({scan.table for scan in listed})
-            grants = self._guard.open(caller, listed)
+            entry.about = self._audit.about(job, listed)
+            grants = self._guard.open(caller, listed, job)
+            entry.columns = sorted({f"{scan.table}.{name}" for scan in listed for name in scan.columns})
             if not again:
                 self._openings.check(caller, session, given, blinds=blinds)
             for scan, snapshot in zip(listed, self._held(caller, session, listed), strict=True):
@@ -357,6 +365,8 @@ class Party:
                 self._openings.use(caller, session, given, blinds=blinds, again=again)
             with self._lock:
                 self._sessions[caller, session] = tables
+            self._audit.begin(caller, session, entry.about)
+            entry.rows = sum(table.snapshot.rows for table in tables.values())
             return entry.reply({alias: table.snapshot.rows for alias, table in tables.items()})
 
     def _held(self, caller: str, session: str, scans: tuple[Scan, ...]) -> list[Snapshot]:
@@ -403,8 +413,10 @@ class Party:
 
     def _charge(self, caller: str, grant: Grant, cost: Spending, purpose: str, release: str | None, line: str) -> None:
         if self._ledger is not None:
-            budget = grant.rules.budget
-            self._ledger.charge(grant.table, caller, cost, budget, purpose=purpose, release=release, line=line)
+            self._ledger.charge(
+                grant.table, caller, cost, grant.rules.budget, purpose=purpose, release=release, line=line,
+                job=None if grant.approval is None else grant.approval.spend(),
+            )  # fmt: skip
 
     def _bounded(self, what: str, limit: str, account: MemoryAccount) -> Bounded:
         return Bounded(f"party {self.name!r}, {what}", limit, getattr(self._guard.policy.limits, limit), account)
@@ -457,12 +469,13 @@ class Party:
             if found.on_shelf:
                 return entry.reply(self._run_on_shelf(caller, session, found, arguments, entry))
             table = self.table(session, alias, caller)
-            entry.tables = [table.grant.table]
+            entry.tables, entry.columns = [table.grant.table], table.grant.columns(found, arguments)
             self._guard.run(caller, session, found, table.grant, arguments, bound=table.secure.is_bound)
             table.is_repeat, table.is_by_row = outcome == "restored", not found.releases & ~BY_ROW
             with table.running(partial(self._allow, caller, session, found, arguments, entry), place):
                 values = answered(found, table, arguments)
             table.measure()
+            entry.rows = table.rows_of(arguments.get("view"))
             return entry.reply(values)
 
     def _allow(
@@ -526,3 +539,4 @@ class Party:
         self._guard.close(caller, session)
         with suppress(PartyError), self._audit.entry(caller, session, "close"):
             pass  # nothing leaves with it: a log that cannot be written must not keep sessions open
+        self._audit.end(caller, session)

@@ -1,9 +1,9 @@
 """The state folder of a party: what must outlive its process, for one process at a time.
 
-In it are the ledger of privacy budgets, the secret that orders rows, what callers have used of their limits, parts of
-saved models, and the journals of open sessions. Only the party and its operator read it. A party starts with a folder
-only if nothing in it is lost or damaged; `party check` asks the same questions and changes nothing. A backup holds all
-but the journals: it is a secret too, as the secret of rows is in it.
+In it are the ledger of privacy budgets, the secret that orders rows, that of the audit log and where the log ends, what
+callers have used of their limits, parts of saved models, and the journals of open sessions. Only the party and its
+operator read it. A party starts with a folder only if nothing in it is lost or damaged; `party check` asks the same
+questions and changes nothing. A backup holds all but the journals: it is a secret too, as the secret of rows is in it.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from tablepuppet.checked_file import (
     write_checked,
 )
 from tablepuppet.errors import ConfigError, PartyError
-from tablepuppet.party import counters, delivery, kept, ledger
+from tablepuppet.party import approval, audit_chain, counters, delivery, kept, ledger
 from tablepuppet.party.counters import Counters
 from tablepuppet.party.ledger import Ledger, charges, copy_of_ledger
 from tablepuppet.privacy.private_file import read_private_file, write_new_file
@@ -91,6 +91,8 @@ def check_state(folder: Path) -> None:
             f"state_dir: {str(folder)!r} is not a writable folder ({error.strerror}); make it first"
         ) from error
     check_ledger(folder)
+    audit_chain.check_chain(folder)
+    approval.check_files(folder)
     bare = _is_bare(folder)
     if (folder / SECRET).exists() and not bare:
         _read_secret(folder)
@@ -238,7 +240,9 @@ def write_backup(folder: Path, party: str, file: Path) -> Manifest:
 
 def _files(folder: Path) -> list[Path]:
     """What a backup holds beside the ledger; the secret of rows first."""
-    named = [folder / name for name in (SECRET, counters.FILE, delivery.RECORD)]
+    chain = (audit_chain.SECRET, audit_chain.HEAD)
+    jobs = (approval.ASKED, approval.DECIDED)
+    named = [folder / name for name in (SECRET, *chain, *jobs, counters.FILE, delivery.RECORD)]
     return [path for path in (*named, *sorted((folder / kept.FOLDER).glob("*/*/*.part"))) if path.exists()]
 
 

@@ -87,6 +87,10 @@ class TableEntry(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_onl
             "(`TargetEncode`, `WOE`)"
         ),
     ] = False
+    require_approval: Annotated[
+        bool | None,
+        Meta(description="read it only for jobs that the operator has approved; if absent, as the party says"),
+    ] = None
     predictions: Annotated[
         PredictionsEntry | None, Meta(description="where predictions about its rows are written; if absent, nowhere")
     ] = None
@@ -105,7 +109,7 @@ class TableEntry(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_onl
         whole = None if found else _error(lambda: self.rule(name, ()))
         return found if whole is None else [str(whole)]
 
-    def rule(self, name: str, deliver: tuple[str, ...]) -> TableRule:
+    def rule(self, name: str, deliver: tuple[str, ...], *, approval: bool = False) -> TableRule:
         """The rule for a table of this name; ConfigError if the entry contradicts itself."""
         if not self.columns:
             raise ConfigError(f"tables.{name}.columns: name at least one column")
@@ -125,6 +129,7 @@ class TableEntry(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_onl
             deliver=frozenset(deliver if self.deliver is None else self.deliver),
             cross_statistics=self.cross_statistics,
             label_means=self.label_means,
+            require_approval=approval if self.require_approval is None else self.require_approval,
             embeddings=self.embeddings,
         )
 

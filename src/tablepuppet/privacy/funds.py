@@ -21,6 +21,18 @@ from tablepuppet.runs.figures import number
 SLACK = 1 + 1e-9  # sums of floats: ten times 0.1 is within a budget of 1
 
 
+def rounded_up(epsilon: float) -> float:
+    """An epsilon rounded up to two digits.
+
+    >>> rounded_up(2.173), rounded_up(0.0)
+    (2.2, 0.0)
+    """
+    if epsilon <= 0:
+        return 0.0
+    unit = 10.0 ** (math.floor(math.log10(epsilon)) - 1)
+    return float(f"{math.ceil(epsilon / unit - 1e-9) * unit:.2g}")
+
+
 @dataclass(frozen=True)
 class Funds:
     """A budget and what is spent of it; ``labels`` are marks of noisy labels that are paid for."""

@@ -48,6 +48,7 @@ class Shard:
     label_means: bool = False  # means of its labels may reach other parties, as numbers that stand for categories
     min_group: int = 0  # rows that a group must have to be released
     min_rows: int = 0  # rows that a product with a caller's vector must weigh
+    require_approval: bool = False  # its operator approves a job before anything of it is read
     aggregates: bool = False  # a view that makes one row of several: of the party's own rows only
     estimated: bool = False  # ``rows`` is about right: they were not counted
 

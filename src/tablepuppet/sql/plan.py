@@ -49,6 +49,16 @@ class Scan:
     pushed: tuple[Comparison, ...]  # what the source database itself may filter by
 
 
+def text_of(scan: Scan) -> str:
+    """What a party is asked for by a scan, in words of SQL; for its operator."""
+    selected = [name if text == name else f"{text} AS {name}" for name, text in scan.outputs.items()]
+    filters = [f" WHERE {text}" if text else "" for text in scan.filters] or [""]
+    keys = [", ".join(key.expressions) for key in scan.keys]
+    where = " and, in another part of a union,".join(filters)
+    joined = f" JOINED BY {'; '.join(keys)}" if keys else ""
+    return f"SELECT {', '.join(selected) or 'nothing'} FROM {scan.table} AS {scan.alias}{where}{joined}"
+
+
 @dataclass(frozen=True)
 class Plan:
     """All scans of a query, and the vertical tables they belong to."""

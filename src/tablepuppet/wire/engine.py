@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import NamedTuple
 
-from tablepuppet.party.request import Reply, Request
+from tablepuppet.party.request import UNDECLARED, Reply, Request
 from tablepuppet.runs.events import Events
 from tablepuppet.runs.records import TripRecord
 from tablepuppet.wire.at_once import at_once
@@ -37,6 +37,7 @@ class Engine:
         self.new_session = new_session  # a name for a session at all parties, which nobody can guess
         self._events = events or Events()
         self.traffic = Traffic()
+        self.job = UNDECLARED  # what parties are told that sessions without tables are for
         self.keep_open = False  # sessions of services outlive this process: somebody will come back to them
 
     @property

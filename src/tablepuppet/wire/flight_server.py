@@ -13,11 +13,13 @@ from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 from typing import Any
+from urllib.parse import unquote
 
 import pyarrow as pa
 import pyarrow.flight as flight
 
-from tablepuppet.errors import ConfigError, PartyError, PrivacyError, TablePuppetError
+from tablepuppet.errors import ConfigError, PartyError, PrivacyError, TablePuppetError, plain_text
+from tablepuppet.party.audit import calling_from
 from tablepuppet.party.config import is_loopback
 from tablepuppet.party.policy import ANONYMOUS
 from tablepuppet.party.request import Request
@@ -150,7 +152,7 @@ class FlightServer(flight.FlightServerBase):  # type: ignore[misc]
 
     def _answered(self, context: Any, frames: Iterator[pa.Buffer]) -> Iterator[pa.Buffer]:
         """The frames of the reply to a request, or of the error it met."""
-        with ExitStack() as held:
+        with ExitStack() as held, calling_from(_address(context.peer())):
             try:
                 reply = self.desk.answer(*self._asked(context, frames, held), context.is_cancelled)
             except Exception as error:  # of whatever class: Flight would send its traceback
@@ -219,6 +221,16 @@ class FlightServer(flight.FlightServerBase):  # type: ignore[misc]
             )
         grow(incoming.nbytes)
         return read_request(incoming.fill(frames), self.desk.party.name)
+
+
+@lru_cache(1024)
+def _address(peer: str) -> str:
+    """Host and port of the other end, from what gRPC calls it.
+
+    >>> _address("ipv6:%5B::1%5D:5"), _address("ipv4:127.0.0.1:5")
+    ('[::1]:5', '127.0.0.1:5')
+    """
+    return plain_text(unquote(peer).partition(":")[2], 100)
 
 
 def _why_not(host: str, port: int) -> str:

@@ -14,7 +14,7 @@ from msgspec import Meta
 from tablepuppet import errors
 from tablepuppet.errors import PartyError, PrivacyError, TablePuppetError, plain_text
 from tablepuppet.party.openings import StaleNonceError
-from tablepuppet.party.request import Reply, Request, Step, Verb
+from tablepuppet.party.request import UNDECLARED, Declared, Reply, Request, Step, Verb
 from tablepuppet.sql.catalog import Shard
 from tablepuppet.sql.plan import Scan
 from tablepuppet.versions import PROTOCOL
@@ -67,6 +67,7 @@ class _Opening(msgspec.Struct, forbid_unknown_fields=True):
     scans: tuple[Scan, ...]
     wire: Literal["float32", "float64"]
     nonces: Annotated[tuple[Nonce, ...], Meta(max_length=10_000)] = ()
+    job: Declared = UNDECLARED
     nonce: str | None = None  # the party's own, in its journal; a caller's is not regarded
 
 
@@ -85,6 +86,7 @@ def read_request(message: Any, party: str) -> Request:
             opening = msgspec.convert(arguments, _Opening)
             arguments = {
                 "scans": opening.scans, "wire": opening.wire, "nonces": opening.nonces, "nonce": opening.nonce,
+                "job": opening.job,
             }  # fmt: skip
     except msgspec.ValidationError as error:
         raise PartyError(f"the request is not one of {', '.join(get_args(Verb))} as they should be: {error}") from None

@@ -19,7 +19,7 @@ from dataclasses import replace
 from io import BufferedReader, FileIO
 from pathlib import Path
 
-from tablepuppet.checked_file import DamagedFileError, read_facts, write_facts
+from tablepuppet.checked_file import DamagedFileError, read_checked, read_facts, write_checked, write_facts
 from tablepuppet.errors import ConfigError, LearnError
 from tablepuppet.party.openings import StaleNonceError
 from tablepuppet.party.request import Reply, Request
@@ -41,6 +41,15 @@ class Record:
             folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         self._known = recorded_sessions(folder)
         self._used = 0
+
+    @property
+    def run(self) -> str:
+        """A name of the run, by which operators of parties know its requests; the same when it is resumed."""
+        path = self.folder / "run"
+        with write_errors(self.folder):
+            if not path.exists():
+                write_checked(path, secrets.token_hex(8).encode())
+            return read_checked(path).decode()
 
     def new_session(self) -> str:
         """The name of the next session: the one on record, or a new one."""

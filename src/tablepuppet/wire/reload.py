@@ -20,7 +20,15 @@ from tablepuppet.party.tls_files import read_tls_files
 from tablepuppet.wire.flight_server import FlightServer, ServerTls
 
 log = logging.getLogger("tablepuppet.party")
-AT_ONCE = ("allow", "tables", "peers", "deliver", "tls")  # fields that need no restart
+AT_ONCE = (
+    "allow",
+    "tables",
+    "peers",
+    "deliver",
+    "tls",
+    "require_purpose",
+    "require_approval",
+)  # fields that need no restart
 
 
 def reload(
@@ -52,5 +60,5 @@ def reload(
 def _changed(before: PartyFile, now: PartyFile) -> frozenset[str]:
     """The tables, in lower case, whose rules are others than before."""
     old, new = ({name.lower(): entry for name, entry in file.tables.items()} for file in (before, now))
-    everything = (before.peers, before.deliver) != (now.peers, now.deliver)
+    everything = any(getattr(before, name) != getattr(now, name) for name in ("peers", "deliver", "require_approval"))
     return frozenset(name for name in {*old, *new} if everything or old.get(name) != new.get(name))

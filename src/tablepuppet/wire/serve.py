@@ -32,6 +32,7 @@ from tablepuppet.party.metrics import Metrics
 from tablepuppet.party.published import open_deliveries, open_published
 from tablepuppet.party.service import Party
 from tablepuppet.party.state import SECRET_BYTES, SESSIONS, State
+from tablepuppet.party.syslog import Syslog
 from tablepuppet.party.tls_files import TlsFiles, expiry, read_tls_files
 from tablepuppet.wire.control import Control
 from tablepuppet.wire.desk import Desk
@@ -82,7 +83,13 @@ def _served(
         key,
         settings.policy(),
         secrets.token_bytes(SECRET_BYTES) if state is None else state.row_secret,
-        AuditLog(Path(settings.audit_log), metrics),
+        AuditLog(
+            Path(settings.audit_log),
+            metrics,
+            folder,
+            with_text=settings.audit_text,
+            syslog=None if settings.syslog is None else Syslog(settings.syslog, settings.name),
+        ),
         folder,
         settings.limits.snapshot_ttl,
         None if server_tls is None else lambda: server_tls.identity,
@@ -175,13 +182,16 @@ def serve(settings: PartyFile, ready: Callable[[str], None], read_again: Callabl
     ready(f"{'grpc' if settings.tls is None else 'grpc+tls'}://{host}:{server.port}")
     _notify("READY=1")
     log.info("policy %s", settings.policy_hash)
-    control = None if settings.state_dir is None else Control(Path(settings.state_dir), lambda: service.server.desk)
+    control = None
+    if settings.state_dir is not None:
+        control = Control(Path(settings.state_dir), lambda: service.server.desk, lambda: service.settings)
     _watch(service, signals)
     if control is not None:
         control.close()
     _notify("STOPPING=1")
     service.server.desk.stop()
     service.server.shutdown()
+    party.close_log()
     door.close()
     if server.state is not None:
         server.state.close()

@@ -14,6 +14,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
+from sklearn.base import clone
 
 from tablepuppet.errors import PrivacyError
 from tablepuppet.learn.learners.estimator import Estimator
@@ -32,12 +33,15 @@ from tablepuppet.learn.solve.schedule import Schedule
 from tablepuppet.operators.client import Client
 from tablepuppet.party.spec import Spec
 from tablepuppet.prep.pipelines.pipeline import DEFAULT, Pipeline, refuse_noisy_labels, refuse_with_noise
+from tablepuppet.privacy.accountant import Spending
+from tablepuppet.privacy.funds import rounded_up
 from tablepuppet.privacy.settings import Privacy
 from tablepuppet.relation import Relation
 from tablepuppet.sql.plan import Plan
 from tablepuppet.sql.query import Query
 
 Array = NDArray[np.float64]
+SLACK = 1.05  # rows that take part may be fewer than the catalog says, which changes costs a little
 
 
 class FitAttributes:
@@ -155,6 +159,25 @@ class Planner(FitAttributes, Estimator):
         if self._promise is not None or self.solver_ != "sgd":
             self.plan_rounds(max(rows.values()), lambda _: allowance)
         return Planning(self, plan, rows, max_categories, self.predictions_to_come, allowance.most_rounds(), prep)
+
+    def planned_epsilons(self, plan: Plan, max_categories: int, prep: Pipeline = DEFAULT) -> dict[str, float]:
+        """The most that a fit, and predictions after it, spend on a table, by party, for operators who approve it."""
+        if self.privacy is None:
+            return {}
+        if plan.query.label is None:  # a relation to predict
+            return dict.fromkeys(plan.parties, rounded_up(SLACK * (self.privacy.prediction_epsilon or 0.0)))
+        planner = clone(self)  # planning leaves its traces
+        planner.predictions_to_come = max(1, self.predictions_to_come)
+        rows = {alias: table.rows for alias, table in plan.tables.items()}
+        planned = planner.check_rounds(plan, rows, max_categories, prep).fit(self.privacy)
+        costs: dict[tuple[str, str], Spending] = {}
+        for kind in (False, True):
+            for table, cost in planned.costs(labels=kind).items():
+                costs[table] = costs.get(table, Spending()) + cost
+        found: dict[str, float] = {}
+        for (party, _), cost in costs.items():
+            found[party] = max(found.get(party, 0.0), rounded_up(SLACK * cost.epsilon(self.privacy.delta)))
+        return found
 
     @property
     def _has_private_features(self) -> bool:

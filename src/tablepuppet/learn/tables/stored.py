@@ -209,7 +209,7 @@ def ask_shelves(engine: Engine, parties: Iterable[str], step: Step) -> dict[str,
     if not listed:
         return {}
     session = engine.new_session()
-    opening = Request("open", session, {"scans": (), "wire": "float64"}, (step,))
+    opening = Request("open", session, {"scans": (), "wire": "float64", "job": engine.job}, (step,))
     try:
         replies = call_all(engine, [(party, opening) for party in listed])
     finally:

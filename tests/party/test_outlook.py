@@ -1,0 +1,137 @@
+"""``party check --as`` and ``--diff``: what one caller could learn and ask for, and what a file changes."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+import tablepuppet as tp
+from tablepuppet.cli.party import approve, check
+from tablepuppet.party.blinding_key import new_blinding_key
+from tablepuppet.party.config import PartyFile
+from tablepuppet.party.difference import differences, plain_settings
+from tablepuppet.party.outlook import Outlook, QueryReport, outlook
+from tablepuppet.party.report import inspect
+from tests.command_line import tablepuppet
+from tests.party.policed import CANARY, federation, open_party, write_file
+
+
+def look(file: Path, caller: str = "analyst", sql: str | None = None) -> Outlook:
+    """What a caller could learn."""
+    return outlook(file, inspect(file), caller, sql)
+
+
+def tried(file: Path, sql: str, caller: str = "analyst") -> QueryReport:
+    """Whether a caller could open a query."""
+    found = look(file, caller, sql).query
+    assert found is not None
+    return found
+
+
+def test_a_caller_sees_its_tables_only(tmp_path: Path) -> None:
+    """Tables by caller, with uses, levels and releases; a stranger has none."""
+    more = '[tables.big]\nsql = "SELECT card FROM cards WHERE credit > 0"\nallow = ["auditor"]\ncolumns.card = "key"'
+    file = write_file(tmp_path, more=more, top="require_purpose = true")
+    assert [table.name for table in look(file).tables] == ["cards"]
+    assert [table.name for table in look(file, "auditor").tables] == ["cards", "big"]
+    stranger = look(file, "eve")
+    assert (stranger.admitted, stranger.tables, stranger.limits, look(file).needs_purpose) == (False, [], [], True)
+    columns = {column.name: column for column in look(file).tables[0].columns}
+    assert "LABELS" in columns["fraud"].releases
+
+
+@pytest.mark.parametrize(
+    ("sql", "caller", "rule"),
+    [
+        ("SELECT credit FROM cards WHERE credit > 1", "analyst", "uses"),
+        ("SELECT secret FROM cards", "analyst", "level"),
+        ("SELECT pin FROM cards", "analyst", "QueryError"),
+        ("SELECT credit FROM cards WHERE day < 3", "eve", "allow"),
+    ],
+)
+def test_a_query_is_refused_by_the_rule_that_would_refuse_it(tmp_path: Path, sql: str, caller: str, rule: str) -> None:
+    """The same rule as when the caller opens it."""
+    found = tried(write_file(tmp_path), sql, caller)
+    assert (found.accepted, found.rule) == (False, rule)
+    if rule != "QueryError":
+        with pytest.raises(tp.PrivacyError) as refused:
+            federation(open_party(tmp_path / "party.toml"), caller).sql(sql)
+        assert str(refused.value) == found.reason
+
+
+def test_a_query_that_would_be_accepted_shows_what_it_releases(tmp_path: Path) -> None:
+    """By selected expression; nothing is counted by asking."""
+    (tmp_path / "state").mkdir()
+    file = write_file(tmp_path, limits="max_filters = 1", top='state_dir = "state"', table="require_approval = true")
+    for _ in range(2):
+        found = tried(file, "SELECT credit + open AS x, town FROM cards WHERE day < 3")
+    assert found.accepted
+    assert {each.name: (each.columns, each.level) for each in found.selected} == {
+        "x": (["credit", "open"], "aggregate"),
+        "town": (["town"], "aggregate"),
+    }
+    assert look(file).needs_approval == ["cards"]
+    assert not (tmp_path / "state" / "used.json").exists()
+    assert not (tmp_path / "state" / "jobs_asked.json").exists()
+
+
+def test_what_is_left_of_limits_and_budgets(tmp_path: Path) -> None:
+    """A filter that was used counts, and a further one is refused as the party would."""
+    (tmp_path / "state").mkdir()
+    budget = "budget = { epsilon = 4.0, epsilon_per_caller = 1.5, require_dp = false }"
+    file = write_file(tmp_path, limits="max_filters = 1", top='state_dir = "state"', table=budget)
+    federation(open_party(file)).sql("SELECT credit FROM cards WHERE day < 3")
+    used = {each.limit: (each.used, each.most) for each in look(file).limits}
+    assert used["max_filters"] == (1, 1)
+    assert used["max_splits"] == (0, 50)
+    assert [(each.caller, each.spent, each.left) for each in look(file).budgets] == [
+        ("", 0.0, 4.0),
+        ("analyst", 0.0, 1.5),
+    ]
+    assert tried(file, "SELECT credit FROM cards WHERE day < 3").accepted
+    assert tried(file, "SELECT credit FROM cards WHERE day < 4").rule == "max_filters"
+
+
+def test_the_commands_of_an_operator(tmp_path: Path) -> None:
+    """As people and programs see them; a refused query ends with 1, and so does a misuse."""
+    new_blinding_key(tmp_path / "blinding.key")
+    file = write_file(tmp_path)
+    shown = tablepuppet(tmp_path, "party", "check", "party.toml", "--as", "analyst", "--sql", "SELECT town FROM cards")
+    assert (shown.returncode, "would be accepted" in shown.stdout) == (0, True), shown.stderr
+    assert "would read: SELECT town FROM cards AS cards" in shown.stdout
+    assert CANARY not in shown.stdout
+    refused = tablepuppet(
+        tmp_path, "party", "check", "party.toml", "--as", "analyst", "--sql", "SELECT secret FROM cards", "--json"
+    )
+    assert (refused.returncode, json.loads(refused.stdout)["query"]["rule"]) == (1, "level")
+    misused = tablepuppet(tmp_path, "party", "check", "party.toml", "--sql", "SELECT town FROM cards")
+    assert (misused.returncode, "--sql goes with --as" in misused.stderr) == (1, True)
+    with pytest.raises(tp.ConfigError, match="--diff compares files"):
+        check(file, caller="analyst", diff=True)
+    with pytest.raises(tp.ConfigError, match="--until and --deny are for a job"):
+        approve(file, deny=True)
+    with pytest.raises(tp.ConfigError, match="--until is for an approval"):
+        approve(file, "3f", until="2999-01-01", deny=True)
+    empty = tablepuppet(tmp_path, "party", "audit", "party.toml")
+    assert (empty.returncode, "no line" in empty.stdout) == (0, True), empty.stderr
+    nowhere = tablepuppet(tmp_path, "party", "jobs", "party.toml")
+    assert (nowhere.returncode, "names no state_dir" in nowhere.stderr) == (1, True)
+
+
+def test_differences_of_files(tmp_path: Path) -> None:
+    """Tables, columns, callers, limits; of a database only that it is another."""
+    before = plain_settings(PartyFile.load(write_file(tmp_path)))
+    columns = 'card = "key"\nday = ["filter", "feature"]\nzip = "feature"'
+    file = write_file(tmp_path, limits="max_filters = 3", columns=columns, top='peers = ["shop"]')
+    file.write_text(
+        file.read_text().replace("parquet:///bank", "parquet:///secret-place").replace('"auditor"', '"eve"')
+    )
+    found = {(each.kind, each.setting) for each in differences(before, plain_settings(PartyFile.load(file)))}
+    assert {
+        ("added", "allow"), ("removed", "allow"), ("changed", "database"), ("changed", "limits.max_filters"),
+        ("added", "peers"), ("added", "tables.cards.columns.zip"), ("removed", "tables.cards.columns.town"),
+    } <= found  # fmt: skip
+    assert all("secret-place" not in str(each) for each in differences(before, plain_settings(PartyFile.load(file))))
+    assert differences(before, before) == []
