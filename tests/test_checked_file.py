@@ -86,6 +86,8 @@ ELSEWHERE = {
     "privacy/private_file.py": "secrets; who wrote one checks its digest",
     "party/delivered_file.py": "a table of predictions, which belongs to the operator",
     "party/audit.py": "only appends",
+    "party/audit_chain.py": "lines have keyed marks, and so has the file that says where they end",
+    "party/approval.py": "opens a file to lock it",
     "party/settings_file.py": "TOML that a user wrote",
     "party/tls_files.py": "certificates",
     "privacy/certificates.py": "certificates",
