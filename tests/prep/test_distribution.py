@@ -143,7 +143,7 @@ def test_no_cell_has_too_few_rows(rows: list[tuple[float, int]], least: int, ran
     """
     values, weights = (np.array(each, float) for each in (zip(*rows, strict=True) if rows else ([], [])))
     firsts = np.array([random.random() < 0.8 for _ in rows], bool)
-    column = ColumnWords(image(values), weights, firsts, least)
+    column = ColumnWords(image(values), weights, firsts, least, int(np.count_nonzero(firsts)))
 
     def check(cells: Cells, low: int, high: int) -> None:
         for start, end in zip(cells["lows"], cells["highs"], strict=True):

@@ -366,9 +366,12 @@ def _rows_of(
     table, view, private = frame.table, frame.view, frame.private
     run(steps, frame)
     rows = len(table.view(view).row_ids)
-    dense = np.empty((rows, len(shapes.numbers)))
+    dense, apart = np.empty((rows, len(shapes.numbers))), []
+    hides_pairs = frame.learned and table.grant.rules.min_group > 1 and not table.grant.rules.matrix
     for place, name in enumerate(shapes.numbers):
         column = frame.number(name)
+        if hides_pairs:
+            apart.append(frame.apart(name))
         values, present = column.values, column.present
         if private:
             present = present & np.isfinite(values)
@@ -381,7 +384,7 @@ def _rows_of(
         nulls = table.null_rows(named, view)
         dense[nulls] = 0.0
         coded = [np.where(nulls, np.int32(-1), codes) for codes in coded]
-    return EncodedTable(dense, tuple(coded), empty.sizes, empty.known)
+    return EncodedTable(dense, tuple(coded), empty.sizes, empty.known, tuple(apart))
 
 
 def encoded(table: LocalTable, view: str, encoding: str) -> EncodedTable:
