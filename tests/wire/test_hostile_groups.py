@@ -7,14 +7,18 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import pytest
 
+import tablepuppet.learn.party_ops  # noqa: F401 - registers every op
 from tablepuppet.errors import PrivacyError
+from tablepuppet.party.blind import blind
 from tablepuppet.party.groups import OF_GROUPS, Grouped
 from tablepuppet.party.local_table import LocalTable
 from tablepuppet.party.ops import REGISTRY, Op
 from tablepuppet.party.release import Release
 from tablepuppet.party.returns import OfGroups, OfNoCell, OfRows, Plain, Resting, Returns
+from tablepuppet.party.spec import Linear
 from tests.relations import write_party
 from tests.wire.hostile import Attacker, accounts, write_bank
 
@@ -113,3 +117,24 @@ def test_every_op_says_what_it_rests_on() -> None:
         if op.releases & OF_GROUPS and op.private is not True:
             assert op.returns is not None, op.name
             assert all(isinstance(each, Resting) for each in op.returns.values()), op.name
+
+
+def test_digests_of_guessed_texts_are_those_of_no_other_column(tmp_path: Path) -> None:
+    """A text that the caller writes into a CASE has another digest than the same text in a column, whatever the output
+    is called: so no guess tells which row has it.
+    """
+    attacker = bank(tmp_path)
+    told = {}
+    for session, code in (("guess", "CASE WHEN amount IS NULL THEN code ELSE 'C7' END"), ("own", "code")):
+        attacker.open(session, attacker.scan(f"SELECT {code} AS code FROM cards", keys=()))
+        attacker.use(session, "v", np.arange(ROWS), np.ones(ROWS, np.int32))
+        table = attacker.desk.party.table(session, "cards", "analyst")
+        told[session] = blind([pa.chunked_array([["C7"]])], ["text"], table.category_key("e", "code")).digests
+    asked = {"column": "code", "family": "text", "blinding": "e", "most": None}
+    digests = attacker.run("guess", "statistics.categories", view="v", **asked)["digests"]
+    assert digests.tolist() == told["guess"].tolist()
+    for session, is_recognised in (("guess", False), ("own", True)):
+        given = {"columns": [], "means": np.zeros(0), "scales": np.zeros(0), "categories": [("code", "text")]}
+        attacker.run("own", "encode.build", view="v", encoding="e", **given, digests0=told[session])
+        image = attacker.run("own", "model.apply", view="v", encoding="e", spec=Linear(1), theta=np.ones(1))["image"]
+        assert image.any() == is_recognised

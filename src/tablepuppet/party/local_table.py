@@ -23,6 +23,7 @@ from tablepuppet.party.bounded import Bounded, Owned
 from tablepuppet.party.delivery import Deliveries
 from tablepuppet.party.grant import Grant
 from tablepuppet.party.kept import Shelf
+from tablepuppet.party.key_rule import named_key
 from tablepuppet.party.located import ColumnState, column_state, positions_now
 from tablepuppet.party.origins import Allow, Kept, Reached, are_noisy
 from tablepuppet.party.policy import Level
@@ -383,9 +384,12 @@ class LocalTable:
         return released
 
     def category_key(self, blinding: str, column: str) -> bytes:
-        """The digest key of a column's categories under the secret that ``blinding`` names."""
+        """The digest key of an output's categories under the secret that ``blinding`` names.
+
+        It belongs to what the output is computed from: another expression of the same name has other digests.
+        """
         secret = self.category_secrets.get(blinding) or category_secret(self.secret, blinding)
-        return category_key(secret, blinding, column)
+        return category_key(secret, blinding, self.snapshot.scan.outputs[column])
 
     @property
     def must_mask(self) -> bool:
@@ -433,6 +437,6 @@ def category_secret(blinding_key: bytes, blinding: str) -> bytes:
     return derive_key(blinding_key, "categories", blinding)
 
 
-def category_key(secret: bytes, blinding: str, column: str) -> bytes:
-    """The digest key of one column's categories."""
-    return derive_key(secret, "category", blinding, column)
+def category_key(secret: bytes, blinding: str, expression: str) -> bytes:
+    """The digest key of the categories of one column, or of one expression, however it is spelled."""
+    return derive_key(secret, "category", blinding, named_key(expression))

@@ -22,6 +22,7 @@ from tablepuppet.mapping.table_mapping import ShardRows
 from tablepuppet.operators.client import Client
 from tablepuppet.party.allowance import check_memory
 from tablepuppet.party.arguments import Means, Scales
+from tablepuppet.party.key_rule import named_key
 from tablepuppet.party.local_table import LocalTable, RelationRows
 from tablepuppet.party.ops import Values, op
 from tablepuppet.party.policy import Use
@@ -262,11 +263,22 @@ def _check_categories(client: Client, encoding: Encoding) -> None:
     """LearnError unless all parties blind categories as those did that the encoding was fitted with.
 
     They do if they have the same blinding key. If not, a party in this process may have the secret from a saved model.
+    And if columns of categories are computed as they were: digests of another expression are others.
     """
+    computed = {column.name: column.expression for column in client.plan.query.outputs}
+    for alias in encoding.numbers:
+        for column, _ in encoding.table(alias).categories:
+            here = computed.get(column.name, column.expression)
+            if named_key(here) != named_key(column.expression):
+                fitted = column.expression
+                raise LearnError(
+                    f"no category of column {column.qualified!r} would be recognised: it is {here!r} in this query, "
+                    f"and was {fitted!r} where the model was fitted; select {fitted} AS {column.name}"
+                )
     for alias in encoding.numbers if encoding.key != client.key else ():
         for shard in client.shards(alias) if encoding.table(alias).categories else ():
-            here = client.engine.capabilities(shard.party).category_secrets
-            if here is None or not here.knows_categories(encoding.id, encoding.key):
+            known = client.engine.capabilities(shard.party).category_secrets
+            if known is None or not known.knows_categories(encoding.id, encoding.key):
                 raise LearnError(
                     f"party {shard.party!r} would recognise no category of table {alias!r}: this model blinds them "
                     "under another blinding key than that of this federation, and services keep to theirs. Fit and "
