@@ -37,7 +37,7 @@ HIGH = 1024.0
 def alike(rng: np.random.Generator) -> list[dict[str, list[Any]]]:
     """Two tables of `HALF` + `HALF` rows whose columns are alike, but not what few rows have of two of them."""
     nested = int(rng.integers(1, FEW + 1))
-    found = []
+    found: list[dict[str, list[Any]]] = []
     for number, few in enumerate(rng.choice(np.arange(1, FEW + 1), 2, replace=False).tolist()):
         x = [HIGH, 0.0] * HALF
         last = HALF - nested  # the first row that z has and s has not

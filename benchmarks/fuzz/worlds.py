@@ -305,6 +305,33 @@ def prepare(worlds: list[World], rng: np.random.Generator) -> tuple[Maker, list[
     return maker, asked
 
 
+def prepare_pooled(world: World, maker: Maker, rng: np.random.Generator) -> list[tuple[str, dict[str, Any]]]:
+    """Encodings of a table that pools small groups, and models: ``e0`` is of rows to learn from, others are not."""
+    asked: list[tuple[str, dict[str, Any]]] = []
+    for number, learned in enumerate((True, False)):
+        name = f"e{number}"
+        listed = blind([pa.chunked_array([pa.array(["a", "b", "c"])])], ["text"], world.table.category_key(name, "t"))
+        given: dict[str, Any] = {
+            "view": "v",
+            "encoding": name,
+            "columns": ["x", "z", "d"],
+            "categories": [("t", "text")],
+        }
+        given |= {"means": np.zeros(3), "scales": np.ones(3), "digests0": listed.digests}
+        asked.append(("encode.build", given | {"learned": learned, "private": not learned and rng.random() < 0.5}))
+        maker.shapes.widths[name] = 6
+        maker.shapes.digests |= {f"{name}{place}": each for place, each in enumerate(listed.digests)}
+        for kind, spec in {
+            "plain": Linear(1),
+            "net": Network((3,), 1),
+            "number": Mlp((2, 2), 1, "relu", False),
+        }.items():
+            model, op = f"{kind}{number}", "split.start" if isinstance(spec, Bottom) else "model.start"
+            maker.shapes.models[model] = (name, spec)
+            asked.append((op, {"view": "v", "encoding": name, "model": model, "spec": spec, "seed": 1, "zero": False}))
+    return asked
+
+
 def difference(op: str, seen: list[Seen], labels: bool) -> str | None:
     """What tells the worlds apart beyond what noise hides; None if nothing does."""
     here, there = seen

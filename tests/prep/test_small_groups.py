@@ -242,15 +242,17 @@ def test_small_cells_that_cannot_be_pooled(tmp_path: Path) -> None:
         assert reply["weights"].sum() == both * is_counted
 
 
-@pytest.mark.parametrize("learned", [False, True])
-def test_sums_over_rows_to_predict(tmp_path: Path, learned: bool) -> None:
-    """A Gram matrix, and sums of what is kept, do not tell a number that one row has; the row's own prediction does."""
+@pytest.mark.parametrize(("learned", "private"), [(False, False), (True, False), (False, True)])
+def test_sums_over_rows_to_predict(tmp_path: Path, learned: bool, private: bool) -> None:
+    """A Gram matrix, and sums of what is kept, do not tell a number that one row has; the row's own prediction does. So
+    it is with rows that are encoded for noise, if none is asked for.
+    """
     found = {}
     for value in (7.0, 70.0, None):
         cells: dict[str, list[Any]] = {name: [None] * 20 for name in "ztdys"}
         cells |= {"id": list(range(20)), "x": [value, *[None] * 19]}
         party = world(tmp_path / str(value), cells, AGGREGATE)
-        one = {"means": np.zeros(1), "scales": np.ones(1), "learned": learned}
+        one = {"means": np.zeros(1), "scales": np.ones(1), "learned": learned, "private": private}
         assert (
             party.ask("encode.build", {"view": "v", "encoding": "e", "columns": ["x"], "categories": [], **one}).error
             is None

@@ -301,8 +301,8 @@ class EncodedShard:
     """What ``encode.build`` keeps at a party: encoded rows, the rows they are, and whether they may get noise.
 
     ``private`` ones are of any numbers, none further than `FARTHEST` from the mean, and null records are all zeros.
-    Rows to predict are encoded each by itself; ``summed`` are the same rows for ops that release sums over them, or
-    keep something of them: as statistics have them, without what ``min_group`` hides.
+    Rows to predict, and rows for noise, are encoded each by itself; ``summed`` are the same rows for ops that release
+    sums over them without noise, or keep something of them: as statistics have them, without what ``min_group`` hides.
     """
 
     data: SealedTable
@@ -364,8 +364,8 @@ def build(
     data = encoded_in(frame)
     if not private:
         data.open()
-    is_hidden = not (private or learned) and table.grant.rules.min_group > 1
-    summed = encoded_in(replace(frame, learned=True)) if is_hidden else None
+    is_hidden = not (frame.learned or table.must_hide) and table.grant.rules.min_group > 1
+    summed = encoded_in(replace(frame, learned=True, private=False)) if is_hidden else None
     table.state[f"{view}/{encoding}"] = EncodedShard(data, table.view(view), private, summed)
     return {}
 
