@@ -321,13 +321,10 @@ def prepare_pooled(world: World, maker: Maker, rng: np.random.Generator) -> list
         asked.append(("encode.build", given | {"learned": learned, "private": not learned and rng.random() < 0.5}))
         maker.shapes.widths[name] = 6
         maker.shapes.digests |= {f"{name}{place}": each for place, each in enumerate(listed.digests)}
-        for kind, spec in {
-            "plain": Linear(1),
-            "net": Network((3,), 1),
-            "number": Mlp((2, 2), 1, "relu", False),
-        }.items():
-            model, op = f"{kind}{number}", "split.start" if isinstance(spec, Bottom) else "model.start"
+        for kind in ("plain", "net", "number"):
+            model, spec = f"{kind}{number}", MODELS[kind]
             maker.shapes.models[model] = (name, spec)
+            op = "split.start" if isinstance(spec, Bottom) else "model.start"
             asked.append((op, {"view": "v", "encoding": name, "model": model, "spec": spec, "seed": 1, "zero": False}))
     return asked
 
