@@ -176,7 +176,7 @@ def test_few_values_are_listed(rows: int, distinct: int, weighted: bool) -> None
     rng = np.random.default_rng(rows + distinct)
     values = np.arange(distinct)[rng.permutation(np.arange(rows) % distinct)] / 7.0 + 1.0
     words, weights = image(values), rng.integers(1, 9, rows).astype(float)
-    column = ColumnWords(words, weights if weighted else None, np.ones(rows, bool), None)
+    column = ColumnWords(words, weights if weighted else None, np.ones(rows, bool), None, len(words))
     cells = column.cells(Bucket())
     listed = np.unique(words)
     lows = listed if len(listed) <= LISTED else np.unique(words >> np.uint64(56)) << np.uint64(56)
