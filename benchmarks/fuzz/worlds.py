@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -177,26 +177,38 @@ class World:
         types = {"BIGINT": pa.int64(), "DOUBLE": pa.float64(), "VARCHAR": pa.string(), "DATE": pa.date32()}
         arrays = {name: pa.array(cells[name], types[kind]) for name, kind in TYPES.items()}
         pq.write_table(pa.table(arrays), folder / "t.parquet")
+        others = {name: array if name == "id" else pa.nulls(len(array), array.type) for name, array in arrays.items()}
+        others["x"] = pa.array(np.linspace(0.0, 1.0, len(arrays["id"])))
+        pq.write_table(pa.table(others), folder / "u.parquet")  # the same in every world
         self.party = Party("p", open_database("p", f"parquet://{folder}"), b"k" * 32, policy)
         self.party._noise_secret = b"n" * 32  # both worlds draw the same samples
         key = KeySpec("id", ("id",), ("number",))
         self.scan = Scan("p", "t", "t", TYPES, outputs, ("",), (key,), (), ())
-        self.rows, self._seen = len(cells["id"]), Seen()
+        self.rows, self._seen, self._session = len(cells["id"]), Seen(), SESSION
 
     def open(self) -> Seen:
         """What is seen when the table is read."""
         return self._observed(lambda: self.party.open(CALLER, SESSION, [self.scan], nonce="n", again=True))
 
+    def turn_to(self, table: str, outputs: Mapping[str, str]) -> None:
+        """Ask a second session from now on, over a table under the alias of the first."""
+        scan, self._session = replace(self.scan, table=table, outputs=outputs), "second"
+        self.party.open(CALLER, self._session, [scan], nonce="m", again=True)
+
+    def turn_back(self) -> None:
+        """Ask the first session again."""
+        self._session = SESSION
+
     @property
     def table(self) -> LocalTable:
         """For the eyes of the party."""
-        return self.party.table(SESSION, "t", CALLER)
+        return self.party.table(self._session, "t", CALLER)
 
     def ask(self, op: str, arguments: Mapping[str, Any], seed: int = 0) -> Seen:
         """What is seen of a request."""
         self.table.charged = self._charge
         with self._caught(seed):
-            return self._observed(lambda: self.party.run(CALLER, SESSION, op, "t", arguments))
+            return self._observed(lambda: self.party.run(CALLER, self._session, op, "t", arguments))
 
     def _observed(self, ask: Any) -> Seen:
         self._seen = Seen()
@@ -291,6 +303,30 @@ def prepare(worlds: list[World], rng: np.random.Generator) -> tuple[Maker, list[
             begun = {"view": "v", "encoding": f"e{number}", "model": name, "joined_rows": 1 + maker.shapes.rows}
             asked.append(("ridge.start", {**begun, "spec": spec, "noise": noise}))
     return maker, asked
+
+
+def prepare_pooled(world: World, maker: Maker, rng: np.random.Generator) -> list[tuple[str, dict[str, Any]]]:
+    """Encodings of a table that pools small groups, and models: ``e0`` is of rows to learn from, others are not."""
+    asked: list[tuple[str, dict[str, Any]]] = []
+    for number, learned in enumerate((True, False)):
+        name = f"e{number}"
+        listed = blind([pa.chunked_array([pa.array(["a", "b", "c"])])], ["text"], world.table.category_key(name, "t"))
+        given: dict[str, Any] = {
+            "view": "v",
+            "encoding": name,
+            "columns": ["x", "z", "d"],
+            "categories": [("t", "text")],
+        }
+        given |= {"means": np.zeros(3), "scales": np.ones(3), "digests0": listed.digests}
+        asked.append(("encode.build", given | {"learned": learned, "private": not learned and rng.random() < 0.5}))
+        maker.shapes.widths[name] = 6
+        maker.shapes.digests |= {f"{name}{place}": each for place, each in enumerate(listed.digests)}
+        for kind in ("plain", "net", "number"):
+            model, spec = f"{kind}{number}", MODELS[kind]
+            maker.shapes.models[model] = (name, spec)
+            op = "split.start" if isinstance(spec, Bottom) else "model.start"
+            asked.append((op, {"view": "v", "encoding": name, "model": model, "spec": spec, "seed": 1, "zero": False}))
+    return asked
 
 
 def difference(op: str, seen: list[Seen], labels: bool) -> str | None:

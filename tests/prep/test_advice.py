@@ -106,6 +106,11 @@ def by_steps(*steps: Any) -> Callable[[Shop], Any]:
     return lambda shop: [fitted(shop, "o.price, o.cost", learner=noisy, prep=[step]) for step in steps]
 
 
+def predicted(shop: Shop, city: str) -> Any:
+    """Predictions of a model of cities, which another query computes otherwise."""
+    return fitted(shop, "o.city, o.cost").predict(shop.sql(f"{city} AS city, o.cost", "cost"))
+
+
 def noisy(shop: Shop, column: str = "price", label: str | None = "cost", **noise: Any) -> Any:
     """The mean of a column, with noise."""
     privacy = tp.Privacy(**{"feature_epsilon": 50.0, "delta": 1e-6} | noise)
@@ -125,6 +130,11 @@ def budgeted(shop: Shop, epsilon: float) -> Any:
 
 STATE = 'state_dir = "state"'
 CASES = [
+    Advice(
+        "where the model was fitted; select ",
+        lambda shop: predicted(shop, "lower(o.city)"),
+        lambda shop: same(predicted(shop, "o.City"), predicted(shop, "o.city")),
+    ),
     Advice(
         "is the label, and feature_epsilon is about features",
         partial(noisy, column="cost"),

@@ -143,7 +143,7 @@ def test_no_cell_has_too_few_rows(rows: list[tuple[float, int]], least: int, ran
     """
     values, weights = (np.array(each, float) for each in (zip(*rows, strict=True) if rows else ([], [])))
     firsts = np.array([random.random() < 0.8 for _ in rows], bool)
-    column = ColumnWords(image(values), weights, firsts, least)
+    column = ColumnWords(image(values), weights, firsts, least, int(np.count_nonzero(firsts)))
 
     def check(cells: Cells, low: int, high: int) -> None:
         for start, end in zip(cells["lows"], cells["highs"], strict=True):
@@ -176,7 +176,7 @@ def test_few_values_are_listed(rows: int, distinct: int, weighted: bool) -> None
     rng = np.random.default_rng(rows + distinct)
     values = np.arange(distinct)[rng.permutation(np.arange(rows) % distinct)] / 7.0 + 1.0
     words, weights = image(values), rng.integers(1, 9, rows).astype(float)
-    column = ColumnWords(words, weights if weighted else None, np.ones(rows, bool), None)
+    column = ColumnWords(words, weights if weighted else None, np.ones(rows, bool), None, len(words))
     cells = column.cells(Bucket())
     listed = np.unique(words)
     lows = listed if len(listed) <= LISTED else np.unique(words >> np.uint64(56)) << np.uint64(56)

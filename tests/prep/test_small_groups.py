@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import combinations
 from pathlib import Path
 from typing import Any
@@ -112,13 +113,67 @@ def test_every_statistic(tmp_path: Path, seed: int) -> None:
             check_crosstab(party, replies[n], own)
             check_crosstab(party, ask(party, "statistics.crosstab", **given, **pools), own)
     for n, party in enumerate(shards):
-        count = ask(party, "statistics.products", columns=NUMBERS)["moments"][0]
-        alone = np.diag(count)[:, None] - count
-        for published in (count, alone, alone.T):
-            assert is_group(published[~np.isnan(published)])
+        check_products(party)
         for number in NUMBERS:
             for by in set(FAMILIES) - {number}:
                 check_groups(party, number, by, *known[n][by])
+
+
+def check_products(party: World) -> None:
+    """Pairs of numbers: all sums of a column are over sets of rows of which no two differ in few."""
+    count = ask(party, "statistics.products", columns=NUMBERS)["moments"][0]
+    has = np.array([party.table.snapshot.outputs[name].is_valid().to_numpy() for name in NUMBERS])
+    has[(has.sum(axis=1) > 0) & (has.sum(axis=1) < LEAST)] = False
+    for first in range(len(NUMBERS)):
+        shown = np.flatnonzero(~np.isnan(count[first]))
+        assert first in shown
+        for one, other in combinations(shown, 2):
+            assert is_group((has[first] & (has[one] ^ has[other])).sum())
+        np.testing.assert_array_equal(count[first, shown], (has[first] & has[shown]).sum(axis=1))
+
+
+def test_sums_over_nested_rows(tmp_path: Path) -> None:
+    """Two columns that are missing beside a third, in the same rows but for two: the third's two sums would tell the
+    sum over these. One of the pairs is released, and both if they differ in none, or in enough.
+    """
+    for differ, is_told in ((2, False), (0, True), (7, True)):
+        cells: dict[str, list[Any]] = {name: [None] * 60 for name in "xztdys"} | {"id": list(range(60))}
+        cells |= {"x": [float(n) for n in range(60)], "z": [1] * 40 + [None] * 20}
+        cells["s"] = [0.5] * (40 - differ) + [None] * (20 + differ)
+        party = world(tmp_path / str(differ), cells, AGGREGATE)
+        count = ask(party, "statistics.products", columns=["x", "z", "s"])["moments"][0]
+        assert count[0, :2].tolist() == [60, 40]
+        assert (not np.isnan(count[0, 2])) == (not np.isnan(count[1, 2])) == is_told
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_pairs_in_a_gram_matrix(tmp_path: Path, seed: int) -> None:
+    """No count of rows that have two categories or flags is small, nor a sum over the rows of a category; whichever few
+    rows have both, the matrix is the same.
+    """
+    rng = np.random.default_rng(seed)
+    rows, both = int(rng.integers(30, 60)), rng.choice(np.arange(1, LEAST), 2, replace=False)
+    half, kinds = rows // 2, {}
+    for few in both.tolist():
+        cells: dict[str, list[Any]] = {name: [None] * rows for name in "xztdys"} | {"id": list(range(rows))}
+        cells["t"] = ["a"] * half + ["b"] * (rows - half)
+        cells["y"] = (["u"] * (half - few) + ["v"] * (rows - half - 1) + ["u"] * rows)[:rows]
+        cells["x"] = [float(name == "v") for name in cells["y"]]  # a flag
+        cells["s"] = [0.5 if name == "v" else None for name in cells["y"]]  # a number that few rows of "a" have
+        party = world(tmp_path / str(few), cells, Policy(others=replace(AGGREGATE.others or TableRule(), matrix=False)))
+        listed = {}
+        for place, (name, words) in enumerate({"t": ["a", "b"], "y": ["u", "v"]}.items()):
+            column = pa.chunked_array([pa.array(words)])
+            listed[f"digests{place}"] = blind([column], ["text"], party.table.category_key("e", name)).digests
+        given = {"columns": ["x", "s"], "categories": [("t", "text"), ("y", "text")], "learned": True}
+        ask(party, "encode.build", encoding="e", means=np.zeros(2), scales=np.ones(2), **given, **listed)
+        kinds[few] = ask(party, "matrix.gram", encoding="e", joined_rows=1)["gram"]
+    one, other = kinds.values()
+    np.testing.assert_array_equal(one, other)
+    sums, of_t, others = np.diag(one).copy(), [2, 3], [0, 1, 4, 5]
+    sums[1] *= 2  # not squared
+    expected = np.outer(sums[of_t], sums[others]) / rows  # of columns that have nothing to do with each other
+    np.testing.assert_allclose(one[np.ix_(of_t, others)], expected)
 
 
 def check_groups(party: World, number: str, by: str, known: dict[bytes, float], missing: float) -> None:
@@ -187,15 +242,17 @@ def test_small_cells_that_cannot_be_pooled(tmp_path: Path) -> None:
         assert reply["weights"].sum() == both * is_counted
 
 
-@pytest.mark.parametrize("learned", [False, True])
-def test_sums_over_rows_to_predict(tmp_path: Path, learned: bool) -> None:
-    """A Gram matrix, and sums of what is kept, do not tell a number that one row has; the row's own prediction does."""
+@pytest.mark.parametrize(("learned", "private"), [(False, False), (True, False), (False, True)])
+def test_sums_over_rows_to_predict(tmp_path: Path, learned: bool, private: bool) -> None:
+    """A Gram matrix, and sums of what is kept, do not tell a number that one row has; the row's own prediction does. So
+    it is with rows that are encoded for noise, if none is asked for.
+    """
     found = {}
     for value in (7.0, 70.0, None):
         cells: dict[str, list[Any]] = {name: [None] * 20 for name in "ztdys"}
         cells |= {"id": list(range(20)), "x": [value, *[None] * 19]}
         party = world(tmp_path / str(value), cells, AGGREGATE)
-        one = {"means": np.zeros(1), "scales": np.ones(1), "learned": learned}
+        one = {"means": np.zeros(1), "scales": np.ones(1), "learned": learned, "private": private}
         assert (
             party.ask("encode.build", {"view": "v", "encoding": "e", "columns": ["x"], "categories": [], **one}).error
             is None

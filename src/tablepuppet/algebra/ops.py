@@ -39,12 +39,14 @@ from tablepuppet.errors import PartyError
 from tablepuppet.party.added_noise import GramNoise
 from tablepuppet.party.allowance import check_memory, check_reply
 from tablepuppet.party.arguments import Means, Name, Positive, Some, Within
+from tablepuppet.party.groups import Grouped
 from tablepuppet.party.local_table import LocalTable, RelationRows
 from tablepuppet.party.ops import Values, op
 from tablepuppet.party.release import Release
-from tablepuppet.party.returns import ANY, IMAGE, OUTPUTS, ROWS, WIDTH, Numbers
+from tablepuppet.party.returns import ANY, IMAGE, OUTPUTS, ROWS, WIDTH, Numbers, OfGroups, OfRows
 from tablepuppet.prep.encode.encode import EncodedShard, encoded, encoded_for_noise
 from tablepuppet.prep.encode.encoded_table import EncodedTable, SealedTable, check_length
+from tablepuppet.prep.encode.gram_groups import fewest_rows, without_pairs
 from tablepuppet.privacy.clip import blocks, kept_shares
 
 Array = NDArray[np.float64]
@@ -139,7 +141,7 @@ def check_varied(table: LocalTable, view: RelationRows, values: Array) -> None:
     releases=Release.STATISTICS | Release.GRADIENT_SUMS,
     directions="view",
     summed=("sums",),
-    returns={"sums": Numbers((WIDTH,))},
+    returns={"sums": OfRows(Numbers((WIDTH,)), Release.PREDICTIONS)},
 )
 def column_sums(table: LocalTable, view: str, encoding: str) -> Values:
     """T^T w."""
@@ -152,7 +154,7 @@ def column_sums(table: LocalTable, view: str, encoding: str) -> Values:
     releases=Release.STATISTICS | Release.GRADIENT_SUMS,
     directions="view",
     summed=("sums",),
-    returns={"sums": Numbers((WIDTH,))},
+    returns={"sums": OfRows(Numbers((WIDTH,)), Release.PREDICTIONS)},
 )
 def column_squares(table: LocalTable, view: str, encoding: str, centres: Means | None = None) -> Values:
     """(T * T)^T w; with ``centres``, (numbers,), these are subtracted from the columns of numbers first."""
@@ -190,7 +192,7 @@ def squares_of(data: EncodedTable, weights: Array) -> Array:
     releases=Release.GRAM,
     directions="rows",
     summed=("gram",),
-    returns={"gram": Numbers((WIDTH, WIDTH))},
+    returns={"gram": OfRows(Numbers((WIDTH, WIDTH)), Release.PREDICTIONS)},
 )
 def weighted_gram(
     table: LocalTable,
@@ -299,18 +301,28 @@ def values(table: LocalTable, view: str, encoding: str) -> Values:
     releases=Release.GRAM,
     private=("noise",),
     summed=("gram",),
-    returns={"gram": Numbers((WIDTH, WIDTH))},
+    returns={"gram": OfGroups(Numbers((WIDTH, WIDTH)))},
 )
 def gram(
     table: LocalTable, view: str, encoding: str, joined_rows: Positive, noise: GramNoise | None = None,
     centres: Means | None = None,
 ) -> Values:  # fmt: skip
-    """T^T diag(w) T / N, or K. With ``centres``, (width,), T is less these in each column; K has none."""
+    """T^T diag(w) T / N, or K. With ``centres``, (width,), T is less these in each column; K has none.
+
+    Pairs of columns that rest on few rows have nothing to do with each other (gram_groups.py), unless the policy lets
+    the caller have products of its choice.
+    """
     if noise is not None:
         if centres is not None:
             raise PartyError("op 'matrix.gram': a Gram matrix with noise takes no centres")
         return {"gram": noisy_gram(table, encoded_for_noise(table, view, encoding), noise)}
-    return {"gram": encoded(table, view, encoding).gram(joined_counts(table, view), centres) / joined_rows}
+    data, weights, rows = encoded(table, view, encoding), joined_counts(table, view), table.view(view)
+    found, fewest = data.gram(weights, centres), np.zeros(1, np.int64)
+    if table.grant.rules.min_group > 1 and not table.grant.rules.matrix:  # else the caller may have single rows
+        fewest = fewest_rows(data, rows.firsts)
+        few = ~table.grant.is_group(fewest)
+        found, fewest = without_pairs(data, found, weights, centres, few), np.where(few, 0, fewest)
+    return {"gram": Grouped(found / joined_rows, fewest)}
 
 
 def joined_counts(table: LocalTable, view: str) -> Array:

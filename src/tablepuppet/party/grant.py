@@ -128,6 +128,11 @@ class Grant:
         if op.receiver:
             self._check_receiver(arguments.get(op.receiver))
 
+    def check_also(self, op: Op, arguments: Mapping[str, Any], release: Release) -> None:
+        """Raise PrivacyError unless an op's columns may be released so too: what it returns follows from that."""
+        for name in self._involved(op, arguments):
+            self._hold(replace(op, releases=release), self.outputs[name].rule, self._strictest(self.outputs[name]))
+
     def check_kept(self, op: Op, arguments: Mapping[str, Any], *, noisy: bool) -> None:
         """Raise PrivacyError unless the policy allows an op on something kept that was computed from these columns.
 

@@ -23,6 +23,7 @@ from tablepuppet.party.approval import Approvals
 from tablepuppet.party.counters import Counters
 from tablepuppet.party.database import SourceTable
 from tablepuppet.party.grant import Grant, refusal
+from tablepuppet.party.groups import check_declared
 from tablepuppet.party.ops import SECURE, Op
 from tablepuppet.party.origins import Origin
 from tablepuppet.party.policy import CELLS, Policy, TableRule
@@ -101,6 +102,7 @@ class Guard:
     ) -> None:
         """Refuse an op that would release what the policy forbids; ``bound``: sums may be released only masked."""
         grant.check(op, arguments)
+        check_declared(grant, op, arguments)
         _check_sums(op, grant, arguments, bound=bound)
         self._count_use(caller, session, op, grant, arguments)
 
@@ -113,6 +115,7 @@ class Guard:
         """
         grant = self.grant(caller, origin.scan)
         grant.check_kept(op, arguments, noisy=origin.noisy)
+        check_declared(grant, op, arguments)
         _check_sums(op, grant, arguments, bound=False)
         if grant.table.lower() != own.lower():
             self._count_use(caller, session, op, grant, arguments)

@@ -23,7 +23,9 @@ from tablepuppet.party.bounded import Bounded, Owned
 from tablepuppet.party.delivery import Deliveries
 from tablepuppet.party.grant import Grant
 from tablepuppet.party.kept import Shelf
+from tablepuppet.party.key_rule import named_key
 from tablepuppet.party.located import ColumnState, column_state, positions_now
+from tablepuppet.party.ops import MISFITS, log_misfit
 from tablepuppet.party.origins import Allow, Kept, Reached, are_noisy
 from tablepuppet.party.policy import Level
 from tablepuppet.party.release_log import ReleaseLog
@@ -352,8 +354,9 @@ class LocalTable:
         """The sum of ``parts``, arrays of ``shape``, with Gaussian noise of ``multiplier`` times their L2 sensitivity.
 
         Each row is in one part. ``parts`` is called when all that could be refused has been, by arguments and public
-        sizes alone, and the release is charged; what it computes cannot fail, and no row adds more than
-        ``sensitivity``, a null record nothing. ``sampling`` is the probability with which `sample` chose the rows;
+        sizes alone, and the release is charged; what it computes should not fail, and no row adds more than
+        ``sensitivity``, a null record nothing. If it fails nevertheless, nobody but the operator learns it: the release
+        is that of no rows. ``sampling`` is the probability with which `sample` chose the rows;
         ``tail`` that of noise beyond a bound that the release depends on. With ``is_most`` the shape is the largest
         that there may be: noise and cost follow from it, and how many numbers there are is private.
 
@@ -378,8 +381,7 @@ class LocalTable:
             return made
         count_release()
         self.charge(cost, purpose, name, self._line)
-        with self.mechanism():
-            values = summed_steps(parts(), None if is_most else shape, step)
+        values = self._summed(parts, None if is_most else shape, step, purpose)
         mark = f"noise {name} {hmac.digest(self.noise_secret, name.encode() + values.tobytes(), 'sha256').hex()}"
         key = hmac.digest(self.noise_secret, mark.encode(), "sha256")
         noise = discrete_gaussian(SecureStream.keyed(key), values.size, sigma / step)
@@ -387,10 +389,28 @@ class LocalTable:
         self.made.put(name, released, size)
         return released
 
+    def _summed(
+        self,
+        parts: Callable[[], Iterable[NDArray[np.float64]]],
+        shape: tuple[int, ...] | None,
+        step: float,
+        purpose: str,
+    ) -> NDArray[np.int64]:
+        """The sum of parts in steps; zero if it fails: whether it does may depend on a row."""
+        with self.mechanism():
+            try:
+                return summed_steps(parts(), shape, step)
+            except MISFITS as error:
+                log_misfit(f"noisy {purpose} of table {self.grant.table!r}, which has noise only now", error)
+                return np.zeros(shape or (0,), np.int64)
+
     def category_key(self, blinding: str, column: str) -> bytes:
-        """The digest key of a column's categories under the secret that ``blinding`` names."""
+        """The digest key of an output's categories under the secret that ``blinding`` names.
+
+        It belongs to what the output is computed from: another expression of the same name has other digests.
+        """
         secret = self.category_secrets.get(blinding) or category_secret(self.secret, blinding)
-        return category_key(secret, blinding, column)
+        return category_key(secret, blinding, self.snapshot.scan.outputs[column])
 
     @property
     def must_mask(self) -> bool:
@@ -438,6 +458,6 @@ def category_secret(blinding_key: bytes, blinding: str) -> bytes:
     return derive_key(blinding_key, "categories", blinding)
 
 
-def category_key(secret: bytes, blinding: str, column: str) -> bytes:
-    """The digest key of one column's categories."""
-    return derive_key(secret, "category", blinding, column)
+def category_key(secret: bytes, blinding: str, expression: str) -> bytes:
+    """The digest key of the categories of one column, or of one expression, however it is spelled."""
+    return derive_key(secret, "category", blinding, named_key(expression))

@@ -28,6 +28,8 @@ Values = dict[str, Any]  # plain values and NumPy arrays by name
 Declared = ParamSpec("Declared")  # what an op declares of itself
 Function = Callable[..., Values]
 SECURE = "secure"  # the argument that asks for a masked reply
+MISFITS = (ArithmeticError, AssertionError, AttributeError, LookupError, RuntimeError, TypeError, ValueError)
+"""What is raised where values do not fit each other, the rows or a model; want of memory or time is no such error."""
 
 
 @dataclass(frozen=True)
@@ -79,17 +81,8 @@ class Op:
         try:
             with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
                 return self.function(place, **read)
-        except (
-            ArithmeticError,
-            AssertionError,
-            AttributeError,
-            LookupError,
-            RuntimeError,
-            TypeError,
-            ValueError,
-        ) as error:
-            spot = traceback.extract_tb(error.__traceback__)[-1]
-            log.error("op %s: %s at %s:%s", self.name, type(error).__name__, spot.filename, spot.lineno)
+        except MISFITS as error:
+            log_misfit(f"op {self.name}", error)
             raise PartyError(
                 f"op {self.name!r}: its arguments do not fit each other, the rows or the model ({type(error).__name__})"
             ) from None
@@ -98,6 +91,12 @@ class Op:
     def parameters(self) -> Parameters:
         """What the op takes."""
         return Parameters(self.name, self.function)
+
+
+def log_misfit(where: str, error: Exception) -> None:
+    """Tell the operator where in the code something did not fit; the error's text may hold values."""
+    spot = traceback.extract_tb(error.__traceback__)[-1]
+    log.error("%s: %s at %s:%s", where, type(error).__name__, spot.filename, spot.lineno)
 
 
 REGISTRY: dict[str, Op] = {}

@@ -21,6 +21,7 @@ from tablepuppet.party.returns import (
     Exactly,
     NotFinite,
     Numbers,
+    Resting,
     Returned,
     Returns,
     Words,
@@ -60,7 +61,8 @@ def _check(returned: Returned, value: Any, asked: Asked, reply: Mapping[str, Any
 
 def masked(returns: Returns, bits: Any) -> Returns:
     """The same values as masked words; ``bits`` are the scales that were sent to the shards."""
-    lengths = {name: each.lengths if isinstance(each, Numbers) else () for name, each in returns.items()}
+    plain = {name: each.value if isinstance(each, Resting) else each for name, each in returns.items()}
+    lengths = {name: each.lengths if isinstance(each, Numbers) else () for name, each in plain.items()}
     return {"bits": Exactly(bits), **{name: Words(length) for name, length in lengths.items()}}
 
 

@@ -19,6 +19,7 @@ import numpy as np
 
 from tablepuppet.arrays import are_within
 from tablepuppet.party.arguments import LARGEST, LONGEST
+from tablepuppet.party.release import Release
 
 ROWS = "rows"  # of the shard in the relation
 JOINED = "joined rows"  # that these rows are in
@@ -322,6 +323,34 @@ class ColumnPart:
 
     def check(self, value: Any, asked: Asked, reply: Mapping[str, Any]) -> None:
         """It is checked with the other parts."""
+
+
+@dataclass(frozen=True)
+class Resting:
+    """A value that says what it rests on; tables with a ``min_group`` release no statistic that does not."""
+
+    value: Returned
+
+    def check(self, value: Any, asked: Asked, reply: Mapping[str, Any]) -> None:
+        """As the value itself."""
+        self.value.check(value, asked, reply)
+
+
+@dataclass(frozen=True)
+class OfGroups(Resting):
+    """It rests on groups of rows: the op returns it as `Grouped` (groups.py), and none of these may be small."""
+
+
+@dataclass(frozen=True)
+class OfNoCell(Resting):
+    """It follows from arguments, sizes and settings alone."""
+
+
+@dataclass(frozen=True)
+class OfRows(Resting):
+    """It follows from numbers of single rows, which the policy must allow to leave as this release."""
+
+    release: Release
 
 
 Returns = Mapping[str, Returned]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from tablepuppet.party.groups import published
 from tablepuppet.party.local_table import LocalTable
 from tablepuppet.party.ops import SECURE, Op, Values, op
 from tablepuppet.party.release import Release
@@ -41,10 +42,10 @@ def confirm(table: LocalTable, view: str, signatures: Sequence[tuple[str, bytes]
 def answered(found: Op, table: LocalTable, arguments: Mapping[str, Any]) -> Values:
     """The reply to an op, masked if it asks for that; the guard has refused sums that must be masked and are not."""
     if SECURE not in arguments:
-        return found(table, arguments)
+        return published(found, table, arguments)
     wanted = Wanted.read(found.name, found.summed, arguments[SECURE])
     if not table.view(str(arguments.get("view", ""))).counts.any():  # a shard that adds nothing hides nobody
         raise table.secure.refusal("none of its rows take part, so its peers' sum would be revealed; leave it out")
     table.secure.begin(wanted)
-    values = found(table, {name: value for name, value in arguments.items() if name != SECURE})
+    values = published(found, table, {name: value for name, value in arguments.items() if name != SECURE})
     return table.secure.masked(found.name, wanted, values)

@@ -201,7 +201,7 @@ class Party:
     @property
     def key_mark(self) -> str:
         """A value that is equal for parties with the same blinding key, and reveals nothing else of it."""
-        return derive_key(self._blinding_key, "mark").hex()[:16]
+        return derive_key(self._blinding_key, "mark of digests by source").hex()[:16]
 
     def admit(self, caller: str) -> None:
         """PrivacyError unless the policy lets this caller in."""

@@ -25,7 +25,7 @@ from tablepuppet.party.local_table import LocalTable
 from tablepuppet.party.ops import Values, op
 from tablepuppet.party.policy import Category, Use
 from tablepuppet.party.release import Release
-from tablepuppet.party.returns import JOINED, LARGEST_SQUARE, Asked, Numbers, Plain, Wrong
+from tablepuppet.party.returns import JOINED, LARGEST_SQUARE, Asked, Numbers, OfNoCell, OfRows, Plain, Wrong
 from tablepuppet.prep.columns.values import numbers
 from tablepuppet.sql.query import OutputColumn
 
@@ -80,7 +80,12 @@ class JoinedRowCount:
     releases=Release.METRICS | Release.STATISTICS,
     columns=("column",),
     use=Use.LABEL,
-    returns={"error": SquaredError(), "labels": LABEL_SUM, "label_squares": LABEL_SUM, "rows": JoinedRowCount()},
+    returns={
+        "error": OfRows(SquaredError(), Release.LABELS),
+        "labels": OfRows(LABEL_SUM, Release.LABELS),
+        "label_squares": OfRows(LABEL_SUM, Release.LABELS),
+        "rows": OfNoCell(JoinedRowCount()),
+    },
 )
 def label_errors(
     table: LocalTable, view: str, column: str, sums: NDArray[np.floating], squares: NDArray[np.floating]
@@ -104,10 +109,10 @@ def label_errors(
     columns=("column",),
     use=Use.LABEL,
     returns={
-        "right": Plain(int, 0, JOINED),
-        "log": LogLikelihood(),
-        "rows": JoinedRowCount(),
-        "areas": Numbers(("classes",), finite=False, least=0.0, most=1.0, or_none=True),
+        "right": OfRows(Plain(int, 0, JOINED), Release.LABELS),
+        "log": OfRows(LogLikelihood(), Release.LABELS),
+        "rows": OfRows(JoinedRowCount(), Release.LABELS),
+        "areas": OfRows(Numbers(("classes",), finite=False, least=0.0, most=1.0, or_none=True), Release.LABELS),
     },
 )
 def label_hits(

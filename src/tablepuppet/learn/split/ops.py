@@ -27,7 +27,7 @@ from tablepuppet.party.arguments import Bound, Multiplier, NotNegative, Positive
 from tablepuppet.party.local_table import LocalTable
 from tablepuppet.party.ops import Values, op
 from tablepuppet.party.release import Release
-from tablepuppet.party.returns import OUTPUTS, ROWS, ROWS_ASKED, THETA, WIDTH, Asked, Length, Numbers, Wrong
+from tablepuppet.party.returns import OUTPUTS, ROWS, ROWS_ASKED, THETA, WIDTH, Asked, Length, Numbers, OfRows, Wrong
 from tablepuppet.party.spec import Bottom, Hiding, Mlp
 from tablepuppet.prep.encode.encode import encoded, encoded_for_noise, sealed
 from tablepuppet.prep.encode.encoded_table import SealedTable
@@ -232,7 +232,7 @@ def gradient(
     "split.moments",
     asked=f"{ASKED}: batch norm of tables with several shards",
     releases=Release.EMBEDDINGS | Release.STATISTICS,
-    returns={"sums": Numbers((4, WIDTH))},
+    returns={"sums": OfRows(Numbers((4, WIDTH)), Release.EMBEDDINGS)},
 )
 def moments(
     table: LocalTable, view: str, encoding: str, spec: Bottom, places: Places, counts: Places,

@@ -31,7 +31,7 @@ from tablepuppet.party.arguments import Positive
 from tablepuppet.party.local_table import LocalTable
 from tablepuppet.party.ops import Values, op
 from tablepuppet.party.release import Release
-from tablepuppet.party.returns import SQUARE, THETA, Numbers
+from tablepuppet.party.returns import SQUARE, THETA, Numbers, OfRows
 from tablepuppet.party.spec import Bottom, Hiding, TabNet
 from tablepuppet.prep.encode.encode import encoded, sealed
 
@@ -48,7 +48,7 @@ PULLED = Numbers(("decoded",))  # as long and wide as what was sent
     "tabvfl.error",
     asked=ASKED,
     releases=Release.EMBEDDINGS | Release.STATISTICS,
-    returns={"image": PULLED, "loss": SQUARE},
+    returns={"image": OfRows(PULLED, Release.EMBEDDINGS), "loss": OfRows(SQUARE, Release.EMBEDDINGS)},
 )
 def error(table: LocalTable, view: str, encoding: str, model: str, batch: BatchNumber, decoded: Array) -> Values:
     """The error with which the rows of the batch under way are reconstructed, and its gradient by ``decoded``.
@@ -68,7 +68,11 @@ def error(table: LocalTable, view: str, encoding: str, model: str, batch: BatchN
     "tabvfl.shard_error",
     asked=f"{ASKED} of tables with several shards",
     releases=Release.EMBEDDINGS | Release.STATISTICS | Release.GRADIENT_SUMS,
-    returns={"image": PULLED, "loss": SQUARE, "gradient": THETA},
+    returns={
+        "image": OfRows(PULLED, Release.EMBEDDINGS),
+        "loss": OfRows(SQUARE, Release.EMBEDDINGS),
+        "gradient": OfRows(THETA, Release.EMBEDDINGS),
+    },
 )
 def shard_error(
     table: LocalTable, view: str, encoding: str, spec: Bottom, theta: Array, places: Places, counts: Places,

@@ -20,10 +20,11 @@ from tablepuppet.mapping.table_mapping import ShardRows
 from tablepuppet.operators.client import Client
 from tablepuppet.party.arguments import Within
 from tablepuppet.party.blind import blind
+from tablepuppet.party.groups import all_grouped, rows_by
 from tablepuppet.party.local_table import LocalTable
 from tablepuppet.party.ops import Values, op
 from tablepuppet.party.release import Release
-from tablepuppet.party.returns import Numbers, Returns, Texts
+from tablepuppet.party.returns import Numbers, OfGroups, Returns, Texts
 from tablepuppet.prep.columns.selected import is_public
 from tablepuppet.prep.columns.statistics import check_family, key_family
 from tablepuppet.sql.query import OutputColumn
@@ -32,7 +33,9 @@ Blinding = Literal["text", "uuid", "number", "boolean", "date", "timestamp"]
 Digests = Annotated[NDArray[np.uint8], Within(dimensions=(2,))]
 MOST = 100_000  # categories at once
 MOST_TEXT = 1000  # characters of a name; longer ones are cut
-NAMED: Returns = {"places": Numbers(("names",), "iu", least=0, places_in="digests"), "names": Texts(MOST_TEXT)}
+NAMED: Returns = {
+    "places": OfGroups(Numbers(("names",), "iu", least=0, places_in="digests")), "names": OfGroups(Texts(MOST_TEXT)),
+}  # fmt: skip
 
 
 @op(
@@ -51,12 +54,13 @@ def category_names(
     check_family(table, column, family)
     values = table.column(column, view)
     blinded = blind([values], [family], table.category_key(blinding, column))
-    rows = np.bincount(blinded.codes[table.view(view).firsts], minlength=len(blinded.digests) + 1)[:-1]
+    rows = rows_by(table.view(view), blinded.codes, len(blinded.digests))
     first = np.full(len(blinded.digests) + 1, -1)
     first[blinded.codes[::-1]] = np.arange(len(blinded.codes))[::-1]
     places, codes = _meeting(digests, blinded.digests)
     kept = (rows[codes] > 0) & table.grant.is_group(rows[codes])
-    return {"places": places[kept].astype(np.int32), "names": names_of(values.take(pa.array(first[codes[kept]])))}
+    names = names_of(values.take(pa.array(first[codes[kept]])))
+    return all_grouped({"places": places[kept].astype(np.int32), "names": names}, rows[codes[kept]])
 
 
 def _meeting(asked: NDArray[np.uint8], found: NDArray[np.uint8]) -> tuple[NDArray[np.intp], NDArray[np.intp]]:

@@ -13,10 +13,11 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from tablepuppet.operators.client import Client
+from tablepuppet.party.groups import Grouped, rows_of
 from tablepuppet.party.local_table import LocalTable
 from tablepuppet.party.ops import Values, op
 from tablepuppet.party.release import Release
-from tablepuppet.party.returns import Numbers
+from tablepuppet.party.returns import Numbers, OfGroups
 from tablepuppet.prep.columns.statistics import AskedColumns, released_numbers
 from tablepuppet.sql.query import OutputColumn
 from tablepuppet.sql.types import Family, family
@@ -40,7 +41,7 @@ def is_id(distinct: int, rows: int) -> bool:
     asked="`profile`, encoders without privacy",
     releases=Release.STATISTICS,
     columns=("columns",),
-    returns={"ids": Numbers(("columns",), "b")},
+    returns={"ids": OfGroups(Numbers(("columns",), "b"))},
 )
 def number_ids(table: LocalTable, view: str, columns: Sequence[str]) -> Values:
     """Whether each column has a whole number of its own in every row that takes part; never of fewer than `ID_ROWS`.
@@ -49,8 +50,9 @@ def number_ids(table: LocalTable, view: str, columns: Sequence[str]) -> Values:
     """
     firsts = table.view(view).firsts
     if np.count_nonzero(firsts) < ID_ROWS:
-        return {"ids": np.zeros(len(columns), bool)}
-    return {"ids": np.array([_names_rows(table, view, name, firsts) for name in columns], bool)}
+        return {"ids": Grouped(np.zeros(len(columns), bool), 0)}
+    found = np.array([_names_rows(table, view, name, firsts) for name in columns], bool)
+    return {"ids": Grouped(found, rows_of(table.view(view), firsts) if found.any() else 0)}  # then all rows have one
 
 
 def _names_rows(table: LocalTable, view: str, name: str, firsts: NDArray[np.bool_]) -> bool:

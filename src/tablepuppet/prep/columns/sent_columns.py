@@ -16,10 +16,11 @@ from numpy.typing import NDArray
 from tablepuppet.mapping.digests import number_digests
 from tablepuppet.operators.client import Client, Pending
 from tablepuppet.party.allowance import check_reply
+from tablepuppet.party.groups import Grouped, all_grouped, rows_by, rows_of
 from tablepuppet.party.local_table import LocalTable
 from tablepuppet.party.ops import Values, op
 from tablepuppet.party.release import Release
-from tablepuppet.party.returns import ROWS, Codes, Digests, Numbers, Plain
+from tablepuppet.party.returns import ROWS, Codes, Digests, Numbers, OfGroups, OfNoCell, Plain
 from tablepuppet.pieces import PIECE, on_all_cores, pieces
 from tablepuppet.prep.columns.statistics import AskedColumns, KeyFamily, categories_of, key_family, released_numbers
 from tablepuppet.sql.query import OutputColumn
@@ -35,17 +36,19 @@ ASKED = (
     asked=ASKED,
     releases=Release.COLUMNS,
     columns=("columns",),
-    returns={"values": Numbers((ROWS, "columns"), finite=False), "least": Plain(int, 0)},
+    returns={"values": OfGroups(Numbers((ROWS, "columns"), finite=False)), "least": OfNoCell(Plain(int, 0))},
 )
 def sent_numbers(table: LocalTable, view: str, columns: Sequence[str]) -> Values:
     """The numbers of columns for every row that takes part, NaN where there is none; and the policy's ``min_group``."""
     rows = table.view(view)
     check_reply(8 * len(rows.row_ids) * len(columns))
     values = np.full((len(rows.row_ids), len(columns)), np.nan, order="F")  # a column after another
+    groups = np.zeros(len(columns), np.int64)
     for place, name in enumerate(columns):
         found, present = released_numbers(table, view, name)
         np.copyto(values[:, place], found, where=present)
-    return {"values": values, "least": table.grant.rules.min_group}
+        groups[place] = rows_of(rows, present)
+    return {"values": Grouped(values, groups), "least": table.grant.rules.min_group}
 
 
 @op(
@@ -53,13 +56,18 @@ def sent_numbers(table: LocalTable, view: str, columns: Sequence[str]) -> Values
     asked=ASKED,
     releases=Release.COLUMNS | Release.KEY_DIGESTS | Release.HISTOGRAMS,
     columns=("column",),
-    returns={"digests": Digests(ROWS), "codes": Codes("digests", more=1), "least": Plain(int, 0)},
+    returns={
+        "digests": OfGroups(Digests(ROWS)),
+        "codes": OfGroups(Codes("digests", more=1)),
+        "least": OfNoCell(Plain(int, 0)),
+    },
 )
 def sent_codes(table: LocalTable, view: str, column: str, family: KeyFamily, blinding: str) -> Values:
     """The category of every row that takes part as a number, with digests in their order; the last one is missing."""
     found = categories_of(table, view, column, family, blinding)
-    least = table.grant.rules.min_group
-    return {"digests": found.digests, "codes": found.codes.astype(np.int32), "least": least}
+    groups = rows_by(table.view(view), found.codes, len(found.digests))
+    sent = all_grouped({"digests": found.digests, "codes": found.codes.astype(np.int32)}, groups)
+    return {**sent, "least": table.grant.rules.min_group}
 
 
 MOST_CELLS = 4  # times the joined rows: of more combinations of categories and base rows, few would be filled

@@ -21,11 +21,12 @@ from tablepuppet.mapping.digests import number_digests
 from tablepuppet.operators.client import Client
 from tablepuppet.party.blind import Blinded, blind, digest_order, factorise
 from tablepuppet.party.canonical import canonical, check_families
+from tablepuppet.party.groups import Grouped, all_grouped, rows_of
 from tablepuppet.party.local_table import LocalTable
 from tablepuppet.party.ops import Values, op
 from tablepuppet.party.policy import Level
 from tablepuppet.party.release import Release
-from tablepuppet.party.returns import JOINED, ROWS, Asked, Digests, Numbers, Plain, Returns, Wrong
+from tablepuppet.party.returns import JOINED, ROWS, Asked, Digests, Numbers, OfGroups, Plain, Returns, Wrong
 from tablepuppet.prep.columns.values import numbers
 from tablepuppet.privacy.cmac import cmac
 from tablepuppet.sql.query import OutputColumn
@@ -78,9 +79,10 @@ class CategoryWeights:
 
 
 CATEGORIES: Returns = {
-    "distinct": Plain(int, 0, ROWS), "top": Plain(float, 0.0, JOINED), "missing": Plain(float, 0.0, JOINED),
-    "top_digest": Digests(1), "digests": Digests(), "weights": CategoryWeights(),
-    "ties": Numbers(("digests",), "u", or_none=True),  # by which equally frequent ones have an order
+    "distinct": OfGroups(Plain(int, 0, ROWS)), "top": OfGroups(Plain(float, 0.0, JOINED)),
+    "missing": OfGroups(Plain(float, 0.0, JOINED)), "top_digest": OfGroups(Digests(1)), "digests": OfGroups(Digests()),
+    "weights": OfGroups(CategoryWeights()),
+    "ties": OfGroups(Numbers(("digests",), "u", or_none=True)),  # by which equally frequent ones have an order
 }  # fmt: skip
 
 
@@ -89,7 +91,7 @@ CATEGORIES: Returns = {
     asked="`describe`, encoders without privacy",
     releases=Release.STATISTICS,
     columns=("columns",),
-    returns={"sums": NumberSums()},
+    returns={"sums": OfGroups(NumberSums())},
 )
 def number_statistics(table: LocalTable, view: str, columns: Sequence[str], shape: bool = False) -> Values:
     """Count, mean and centred sum of squares of numeric columns; extremes only of public ones.
@@ -98,15 +100,17 @@ def number_statistics(table: LocalTable, view: str, columns: Sequence[str], shap
     policy's ``min_group`` counts as one without any.
     """
     joined = float(table.view(view).counts.sum())
-    rows = []
+    rows, groups = [], []
     for name in columns:
-        values, weights = present_numbers(table, view, name)
+        values, weights, group = present_numbers(table, view, name)
+        groups.append(group)
         extremes = (values.min(), values.max()) if len(values) else (math.nan, math.nan)
         public = table.level(name) is Level.PUBLIC
-        sums = centred_sums(values, weights)
-        rows.append([*sums, joined, *(extremes if public else (math.nan, math.nan))])
-        rows[-1] += _shape_sums(values, weights, *sums[1:3]) if shape else []
-    return {"sums": np.array(rows, np.float64).reshape(-1, SUMS + SHAPE if shape else SUMS)}
+        found = centred_sums(values, weights)
+        rows.append([*found, joined, *(extremes if public else (math.nan, math.nan))])
+        rows[-1] += _shape_sums(values, weights, *found[1:3]) if shape else []
+    sums = np.array(rows, np.float64).reshape(-1, SUMS + SHAPE if shape else SUMS)
+    return {"sums": Grouped(sums, np.array(groups, np.int64))}
 
 
 def _shape_sums(values: NDArray[np.float64], weights: NDArray[np.float64], mean: float, rest: float) -> list[float]:
@@ -125,15 +129,16 @@ def released_numbers(table: LocalTable, view: str, name: str) -> tuple[NDArray[n
 
 def shown(table: LocalTable, view: str, present: NDArray[np.bool_]) -> NDArray[np.bool_]:
     """Which rows have a number, for statistics; none has if fewer than ``min_group`` different rows have."""
-    enough = table.grant.is_group(int(np.count_nonzero(present & table.view(view).firsts)))
+    enough = table.grant.is_group(rows_of(table.view(view), present))
     return present if enough else np.zeros_like(present)
 
 
-def present_numbers(table: LocalTable, view: str, name: str) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """(numbers, how often each is joined) of the rows that have one, as `released_numbers` has them."""
+def present_numbers(table: LocalTable, view: str, name: str) -> tuple[NDArray[np.float64], NDArray[np.float64], int]:
+    """(numbers, how often each is joined, how many different rows) of those that `released_numbers` has one of."""
     values, present = released_numbers(table, view, name)
-    weights = table.view(view).counts.astype(np.float64)
-    return (values, weights) if present.all() else (values[present], weights[present])
+    rows = table.view(view)
+    weights, group = rows.counts.astype(np.float64), rows_of(rows, present)
+    return (values, weights, group) if present.all() else (values[present], weights[present], group)
 
 
 def centred_sums(values: NDArray[np.float64], weights: NDArray[np.float64]) -> tuple[float, float, float, float, float]:
@@ -177,18 +182,19 @@ def category_statistics(
     weights = (listed if is_plain else np.bincount(codes, rows.counts, minlength=size + 1)).astype(np.float64)
     missing, weights = float(weights[-1] + weights[:-1][~kept].sum()), np.where(kept, weights[:-1], 0.0)
     distinct = int(np.count_nonzero(kept))
-    is_listed = most is None or distinct <= max(most, 0)
+    is_listed, groups = most is None or distinct <= max(most, 0), listed[:-1][weights > 0]
     if not is_listed and not top:
         nothing = np.zeros((0, 16), np.uint8)
         counts = {"distinct": distinct, "top": float(weights.max(initial=0.0)), "missing": missing}
-        return counts | {"top_digest": nothing, "digests": nothing, "weights": np.zeros(0), "ties": NO_TIES}
+        no_names = {"top_digest": nothing, "digests": nothing, "weights": np.zeros(0), "ties": NO_TIES}
+        return all_grouped(counts | no_names, groups)
     chosen = np.flatnonzero(kept) if is_listed else np.array([weights.argmax()])  # only these are blinded
     texts = canonical([found.distinct.take(pa.array(chosen))], [family])
     digests = cmac(table.category_key(blinding, column), texts)
     order = digest_order(digests)
     digests, listed = digests[order], weights[chosen[order]]
     has_ties = ties and is_listed and table.level(column) is Level.PUBLIC  # other names are nobody's business
-    return {
+    reply = {
         "distinct": distinct,
         "top": float(weights.max(initial=0.0)),
         "missing": missing,
@@ -197,6 +203,7 @@ def category_statistics(
         "weights": listed if is_listed else listed[:0],
         "ties": cmac(ORDER, texts)[order, :8].copy().view("<u8").ravel() if has_ties else NO_TIES,
     }
+    return all_grouped(reply, groups)
 
 
 def check_family(table: LocalTable, column: str, family: str) -> None:

@@ -22,6 +22,7 @@ from tablepuppet.mapping.table_mapping import ShardRows
 from tablepuppet.operators.client import Client
 from tablepuppet.party.allowance import check_memory
 from tablepuppet.party.arguments import Means, Scales
+from tablepuppet.party.key_rule import named_key
 from tablepuppet.party.local_table import LocalTable, RelationRows
 from tablepuppet.party.ops import Values, op
 from tablepuppet.party.policy import Use
@@ -262,11 +263,22 @@ def _check_categories(client: Client, encoding: Encoding) -> None:
     """LearnError unless all parties blind categories as those did that the encoding was fitted with.
 
     They do if they have the same blinding key. If not, a party in this process may have the secret from a saved model.
+    And if columns of categories are computed as they were: digests of another expression are others.
     """
+    computed = {column.name: column.expression for column in client.plan.query.outputs}
+    for alias in encoding.numbers:
+        for column, _ in encoding.table(alias).categories:
+            here = computed.get(column.name, column.expression)
+            if named_key(here) != named_key(column.expression):
+                fitted = column.expression
+                raise LearnError(
+                    f"no category of column {column.qualified!r} would be recognised: it is {here!r} in this query, "
+                    f"and was {fitted!r} where the model was fitted; select {fitted} AS {column.name}"
+                )
     for alias in encoding.numbers if encoding.key != client.key else ():
         for shard in client.shards(alias) if encoding.table(alias).categories else ():
-            here = client.engine.capabilities(shard.party).category_secrets
-            if here is None or not here.knows_categories(encoding.id, encoding.key):
+            known = client.engine.capabilities(shard.party).category_secrets
+            if known is None or not known.knows_categories(encoding.id, encoding.key):
                 raise LearnError(
                     f"party {shard.party!r} would recognise no category of table {alias!r}: this model blinds them "
                     "under another blinding key than that of this federation, and services keep to theirs. Fit and "
@@ -289,8 +301,8 @@ class EncodedShard:
     """What ``encode.build`` keeps at a party: encoded rows, the rows they are, and whether they may get noise.
 
     ``private`` ones are of any numbers, none further than `FARTHEST` from the mean, and null records are all zeros.
-    Rows to predict are encoded each by itself; ``summed`` are the same rows for ops that release sums over them, or
-    keep something of them: as statistics have them, without what ``min_group`` hides.
+    Rows to predict, and rows for noise, are encoded each by itself; ``summed`` are the same rows for ops that release
+    sums over them without noise, or keep something of them: as statistics have them, without what ``min_group`` hides.
     """
 
     data: SealedTable
@@ -352,8 +364,8 @@ def build(
     data = encoded_in(frame)
     if not private:
         data.open()
-    is_hidden = not (private or learned) and table.grant.rules.min_group > 1
-    summed = encoded_in(replace(frame, learned=True)) if is_hidden else None
+    is_hidden = not (frame.learned or table.must_hide) and table.grant.rules.min_group > 1
+    summed = encoded_in(replace(frame, learned=True, private=False)) if is_hidden else None
     table.state[f"{view}/{encoding}"] = EncodedShard(data, table.view(view), private, summed)
     return {}
 
@@ -366,9 +378,12 @@ def _rows_of(
     table, view, private = frame.table, frame.view, frame.private
     run(steps, frame)
     rows = len(table.view(view).row_ids)
-    dense = np.empty((rows, len(shapes.numbers)))
+    dense, apart = np.empty((rows, len(shapes.numbers))), []
+    hides_pairs = frame.learned and table.grant.rules.min_group > 1 and not table.grant.rules.matrix
     for place, name in enumerate(shapes.numbers):
         column = frame.number(name)
+        if hides_pairs:
+            apart.append(frame.apart(name))
         values, present = column.values, column.present
         if private:
             present = present & np.isfinite(values)
@@ -381,7 +396,7 @@ def _rows_of(
         nulls = table.null_rows(named, view)
         dense[nulls] = 0.0
         coded = [np.where(nulls, np.int32(-1), codes) for codes in coded]
-    return EncodedTable(dense, tuple(coded), empty.sizes, empty.known)
+    return EncodedTable(dense, tuple(coded), empty.sizes, empty.known, tuple(apart))
 
 
 def encoded(table: LocalTable, view: str, encoding: str) -> EncodedTable:

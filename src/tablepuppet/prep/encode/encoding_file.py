@@ -20,7 +20,7 @@ from tablepuppet.prep.encode.specs import StepSpec
 from tablepuppet.sql.query import OutputColumn
 from tablepuppet.wire.engine import Engine
 
-SECRET = "categories"  # its name in the file of secrets
+SECRET = "categories by source"  # its name in the file of secrets
 
 NUMBER_FACTS = ("mean", "scale", "centre", "square", "spread")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
@@ -10,6 +11,7 @@ from numpy.typing import NDArray
 
 from tablepuppet.mapping.digests import number_digests
 from tablepuppet.party.blind import Blinded, blind
+from tablepuppet.party.groups import rows_by, rows_of
 from tablepuppet.party.local_table import LocalTable
 from tablepuppet.prep.columns.statistics import shown
 from tablepuppet.prep.columns.values import numbers
@@ -24,6 +26,26 @@ class NumberColumn:
 
     values: Floats
     present: Mask
+
+    def usual(self, firsts: Mask) -> float:
+        """The median over different rows; NaN if there is none."""
+        values = self.values[self.present & firsts]
+        return float(np.partition(values, len(values) // 2)[len(values) // 2]) if len(values) else math.nan
+
+    def is_unusual(self, firsts: Mask) -> Mask:
+        """Which rows have another number than the usual one: where most have the same, the few that differ."""
+        return np.asarray(self.present & (self.values != self.usual(firsts)))
+
+
+@dataclass(frozen=True)
+class Apart:
+    """Rows of a column of numbers that differ from its others: those with a number, or those with a flag.
+
+    Of a ``flag``, sums over the others can be computed too.
+    """
+
+    rows: Mask
+    flag: bool
 
 
 @dataclass(frozen=True)
@@ -55,6 +77,7 @@ class Frame:
     private: bool = False  # numbers are within the policy's bounds, and those that are not finite are missing
     learned: bool = False
     _changed: dict[str, AnyColumn] = field(default_factory=dict, init=False)
+    _had: dict[str, Mask] = field(default_factory=dict, init=False)  # rows that have a number, where not all have
 
     def number(self, name: str) -> NumberColumn:
         """A column of numbers."""
@@ -66,7 +89,18 @@ class Frame:
             bounds = self.table.grant.outputs[name].rule.bounds
             present = present & np.isfinite(values)
             values = values if bounds is None else np.clip(values, *bounds)
-        return NumberColumn(values, shown(self.table, self.view, present) if self.learned else present)
+        present = shown(self.table, self.view, present) if self.learned else present
+        if not present.all():
+            self._had[name] = present
+        return NumberColumn(values, present)
+
+    def apart(self, name: str) -> Apart | None:
+        """Rows of a column of numbers by which it differs from one of any numbers; steps may have filled others."""
+        column, had, firsts = self.number(name), self._had.get(name), self.table.view(self.view).firsts
+        if had is not None or not column.present.all():
+            return Apart(column.present if had is None else had, False)
+        unusual = column.is_unusual(firsts)
+        return Apart(unusual, True) if 2 * np.count_nonzero(unusual) < len(unusual) else None
 
     def coded(self, name: str) -> CodedColumn:
         """A column of codes."""
@@ -90,8 +124,7 @@ class Frame:
         """The same; where statistics are taken, a code that few rows have is none, whoever listed it."""
         if not self.learned or not len(column.codes):
             return column
-        firsts, grant = self.table.view(self.view).firsts, self.table.grant
-        kept = grant.is_group(np.bincount(column.codes[firsts & (column.codes >= 0)], minlength=column.codes.max() + 1))
+        kept = self.table.grant.is_group(rows_by(self.table.view(self.view), column.codes, column.codes.max() + 1))
         if kept.all():
             return column
         found = np.append(np.where(kept, np.arange(len(kept)), -1), -1).astype(np.int32)  # the code -1 finds the last
@@ -99,15 +132,10 @@ class Frame:
 
     def _varied(self, column: NumberColumn) -> NumberColumn:
         """The same; if few rows differ from all others, the others' number everywhere: of a product of flags, zero."""
-        rows = np.flatnonzero(column.present & self.table.view(self.view).firsts)
-        if not self.learned or not len(rows):
+        rows = self.table.view(self.view)
+        if not self.learned or self.table.grant.is_group(rows_of(rows, column.is_unusual(rows.firsts))):
             return column
-        values = column.values[rows]
-        usual = np.partition(values, len(values) // 2)[len(values) // 2]
-        others = int(np.count_nonzero(values != usual))
-        if self.table.grant.is_group(others):
-            return column
-        return replace(column, values=np.full_like(column.values, usual))
+        return replace(column, values=np.full_like(column.values, column.usual(rows.firsts)))
 
     def put(self, name: str, column: AnyColumn, is_linear: bool = False) -> None:
         """Change or add a column; ``is_linear``: sums of it follow from those of the column before."""
@@ -127,10 +155,10 @@ class Frame:
     def flag(self, is_set: Mask) -> NumberColumn:
         """A column of 0 and 1."""
         if self.learned:
-            firsts, grant = self.table.view(self.view).firsts, self.table.grant
-            ones, rows = int(np.count_nonzero(is_set & firsts)), int(np.count_nonzero(firsts))
-            if not (grant.is_group(ones) and grant.is_group(rows - ones)):
-                is_set = np.full_like(is_set, 2 * ones > rows)
+            rows, grant = self.table.view(self.view), self.table.grant
+            ones, others = rows_of(rows, is_set), rows_of(rows, ~is_set)
+            if not (grant.is_group(ones) and grant.is_group(others)):
+                is_set = np.full_like(is_set, ones > others)
         return NumberColumn(is_set.astype(np.float64), np.ones_like(is_set))
 
 

@@ -19,6 +19,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from tablepuppet.party.groups import rows_of
 from tablepuppet.party.local_table import LocalTable
 from tablepuppet.party.policy import Level
 from tablepuppet.pieces import over_pieces
@@ -31,8 +32,9 @@ LEAST = 5  # base rows of a cell of a column that is not public, where the polic
 NEXT_NONE = -1  # a cell that is not cut further
 COLUMNS = {"lows": np.uint64, "highs": np.uint64, "nexts": np.int16, "weights": np.float64}
 """Smallest and largest word of a cell, next byte to refine or -1, and joined rows."""
+GROUPS = "rows"  # the different rows of a cell's group: these stay at the party
 Cells = dict[str, NDArray[Any]]
-"""Cells of one bucket, in increasing order: an array for each of `COLUMNS`."""
+"""Cells of one bucket, in increasing order: an array for each of `COLUMNS`, and for `GROUPS`."""
 
 
 @dataclass(frozen=True)
@@ -42,6 +44,7 @@ class _Run:
     low: int
     high: int
     weight: float
+    rows: int  # different ones between its ends
     heavy: Bucket | None = None
     left: float = 0.0  # weight of rows below the cell that are counted in it, being too few for one of their own
     right: float = 0.0  # and above it
@@ -60,6 +63,7 @@ class ColumnWords:
     weights: NDArray[np.float64] | None  # None: one for each
     firsts: NDArray[np.bool_]  # of rows that are listed again, only the first counts; not needed of a public column
     least: int | None  # different rows of a cell; None: any
+    group: int  # different rows that have a value
 
     @classmethod
     def of(cls, table: LocalTable, view: str, name: str, asked: Sequence[Bucket]) -> ColumnWords:
@@ -71,7 +75,8 @@ class ColumnWords:
         chosen = present if near is None else present & near
         part = slice(None) if chosen.all() else chosen
         weights = None if rows.is_each_joined_once else rows.counts[part].astype(np.float64)
-        return cls(image(values[part]), weights, rows.firsts if least is None else rows.firsts[part], least)
+        firsts = rows.firsts if least is None else rows.firsts[part]
+        return cls(image(values[part]), weights, firsts, least, rows_of(rows, present))
 
     def _sums(self, places: NDArray[np.integer], chosen: NDArray[np.bool_] | slice, size: int) -> NDArray[np.float64]:
         """The joined rows of chosen rows, by their places."""
@@ -84,14 +89,14 @@ class ColumnWords:
             return self._exact(bucket)
         whole = int(np.count_nonzero(self.firsts))
         total = len(self.words) if self.weights is None else self.weights.sum()
-        run = _Run(0, Bucket().high, float(total), Bucket()) if whole >= self.least else None
+        run = _Run(0, Bucket().high, float(total), whole, Bucket()) if whole >= self.least else None
         for depth in range(bucket.depth):
             if run is None:
                 break
             wanted = bucket.prefix >> 8 * (bucket.depth - 1 - depth)
             run = next((each for each in self._cut(run) if each.heavy and each.heavy.prefix == wanted), None)
         runs = [] if run is None else self._cut(run)
-        columns = [[each.low, each.high, each.next, each.weight] for each in runs]
+        columns = [[each.low, each.high, each.next, each.weight, each.rows] for each in runs]
         return _cells(*zip(*columns, strict=True)) if runs else no_cells()
 
     def _exact(self, bucket: Bucket) -> Cells:
@@ -102,7 +107,7 @@ class ColumnWords:
             few = _few(self.words[chosen], None if self.weights is None else self.weights[chosen])
             if few is not None:
                 listed, sums = few
-                return _cells(listed, listed, np.full(len(listed), NEXT_NONE), sums)
+                return self._public(listed, listed, np.full(len(listed), NEXT_NONE), sums)
 
         def count(part: slice) -> NDArray[np.float64]:
             return self._sums(bucket.children(self.words[part]), part, FAN + 1)
@@ -112,7 +117,11 @@ class ColumnWords:
         width = np.uint64(1 << (56 - 8 * bucket.depth))  # words of a child
         lows = np.uint64(bucket.low) + bytes_.astype(np.uint64) * width
         nexts = bytes_ if bucket.depth + 1 < DEPTHS else np.full(len(bytes_), NEXT_NONE)
-        return _cells(lows, lows + (width - np.uint64(1)), nexts, sums[bytes_])
+        return self._public(lows, lows + (width - np.uint64(1)), nexts, sums[bytes_])
+
+    def _public(self, *columns: NDArray[Any]) -> Cells:
+        """Cells of a public column: single values may leave, if the column as a whole has enough rows."""
+        return _cells(*columns, np.full(len(columns[0]), self.group))
 
     def _cut(self, run: _Run) -> list[_Run]:
         """The runs into which the heavy bucket of a run is divided, left to right; first and last get its edges."""
@@ -134,9 +143,8 @@ class ColumnWords:
         assert self.least is not None
         if stop - start == 1:
             child = run.heavy.child(start)
-            return [
-                _Run(child.low, child.high, float(weights[stop] - weights[start]) + left + right, child, left, right)
-            ]
+            weight, group = float(weights[stop] - weights[start]) + left + right, int(rows[stop] - rows[start])
+            return [_Run(child.low, child.high, weight, group, child, left, right)]
         middle = (start + stop) // 2
         first, second = rows[middle] - rows[start] >= self.least, rows[stop] - rows[middle] >= self.least
         if first and second:
@@ -149,16 +157,17 @@ class ColumnWords:
             rest = float(weights[middle] - weights[start])
             return self._halves(run, rows, weights, middle, stop, left + rest, right)
         low, high = run.heavy.child(start).low, run.heavy.child(stop - 1).high
-        return [_Run(low, high, float(weights[stop] - weights[start]) + left + right)]
+        return [_Run(low, high, float(weights[stop] - weights[start]) + left + right, int(rows[stop] - rows[start]))]
 
 
 def _cells(*columns: Any) -> Cells:
-    return {name: np.asarray(each, kind) for (name, kind), each in zip(COLUMNS.items(), columns, strict=True)}
+    kinds = {**COLUMNS, GROUPS: np.int64}
+    return {name: np.asarray(each, kind) for (name, kind), each in zip(kinds.items(), columns, strict=True)}
 
 
 def no_cells() -> Cells:
     """Those of a bucket without rows."""
-    return _cells((), (), (), ())
+    return _cells((), (), (), (), ())
 
 
 def _few(words: Words, weights: NDArray[np.float64] | None) -> tuple[Words, NDArray[np.float64]] | None:

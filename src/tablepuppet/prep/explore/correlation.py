@@ -6,7 +6,8 @@ are sent, one number per base row (sent_columns.py), and the coordinator uses th
 (pairs_across.py).
 
 Nothing is released for a pair if the rows with both values, or those with only one of them, are some but fewer than the
-policy's ``min_group``.
+policy's ``min_group``. Nor if its rows differ in so few from those of another released pair of one of its columns: the
+difference of two sums of that column would be theirs (pair_groups.py). Of two such pairs the first one is released.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import reduce
+from functools import partial, reduce
 from typing import Any
 
 import numpy as np
@@ -25,14 +26,16 @@ from numpy.typing import NDArray
 from tablepuppet.errors import LearnError, UnknownKeyError
 from tablepuppet.operators.client import Client
 from tablepuppet.party.allowance import check_time
+from tablepuppet.party.groups import Grouped
 from tablepuppet.party.local_table import LocalTable
 from tablepuppet.party.ops import Values, op
 from tablepuppet.party.release import Release
-from tablepuppet.party.returns import Asked, Numbers, Wrong
+from tablepuppet.party.returns import Asked, Numbers, OfGroups, Wrong
 from tablepuppet.prep.columns.selected import check_across, check_without_noise, find_numbers
 from tablepuppet.prep.columns.sent_columns import SentColumns
 from tablepuppet.prep.columns.statistics import AskedColumns, NumberStatistics, NumberSummary
 from tablepuppet.prep.columns.values import numbers
+from tablepuppet.prep.explore.pair_groups import Patterns
 from tablepuppet.prep.explore.pair_moments import COUNT, PRODUCT, SQUARES, Floats, merged, pair_moments
 from tablepuppet.prep.explore.pairs_across import TableColumns, fill_across
 from tablepuppet.privacy.clip import blocks
@@ -65,7 +68,7 @@ class Moments:
     asked="`correlation`, `covariance`, `crosstab`, `group_means`",
     releases=Release.STATISTICS | Release.GRAM,
     columns=("columns",),
-    returns={"moments": Moments()},
+    returns={"moments": OfGroups(Moments())},
 )
 def products(table: LocalTable, view: str, columns: Sequence[str]) -> Values:
     """For each pair of columns, over the joined rows that have both: how many, the mean of the first, and sums of its
@@ -73,38 +76,22 @@ def products(table: LocalTable, view: str, columns: Sequence[str]) -> Values:
     """
     rows = table.view(view)
     found = [table.column(name, view) for name in columns]
-    few = [not table.grant.is_group(_rows_with(each, rows.firsts)) for each in found]
-    moments, both = np.zeros((4, len(columns), len(columns))), np.zeros((len(columns), len(columns)), np.int64)
+    patterns = Patterns.of([partial(_has_value, each) for each in found], rows.firsts, table.grant.rules.min_group)
+    moments = np.zeros((4, len(columns), len(columns)))
     for block in blocks(len(rows.row_ids), max(len(columns), 1)):  # not all columns as numbers at once
         check_time()
         parts = [numbers(each.slice(block.start, block.stop - block.start)) for each in found]
         present = np.array([each for _, each in parts], bool).reshape(len(columns), -1)
-        present[few] = False  # a column with too few values counts as one without any
+        present[patterns.few] = False  # a column with too few values counts as one without any
         values = np.array([each for each, _ in parts], np.float64).reshape(present.shape)
         moments = merged(moments, pair_moments(values, present, rows.counts[block].astype(np.float64)))
-        both += _pairs_of(present[:, rows.firsts[block]])
-    moments[:, ~_are_groups(table, both)] = np.nan
-    return {"moments": moments}
+    moments[:, ~patterns.released] = np.nan
+    return {"moments": Grouped(moments, patterns.groups)}
 
 
-def _rows_with(column: pa.ChunkedArray, firsts: NDArray[np.bool_]) -> int:
-    """How many different rows have a value."""
-    return int(np.count_nonzero(firsts & pc.is_valid(column).to_numpy() if column.null_count else firsts))
-
-
-def _pairs_of(present: NDArray[np.bool_]) -> NDArray[np.int64]:
-    """How many rows have both values of each pair of columns."""
-    columns, rows = present.shape
-    if present.all():
-        return np.full((columns, columns), rows, np.int64)
-    there = present.astype(np.float64)
-    return np.asarray(np.rint(there @ there.T), np.int64)
-
-
-def _are_groups(table: LocalTable, both: NDArray[np.int64]) -> NDArray[np.bool_]:
-    """For each pair of columns, whether the rows with ``both``, and with either alone, are enough or none."""
-    alone = np.diag(both)[:, None] - both
-    return np.asarray(table.grant.is_group(both) & table.grant.is_group(alone) & table.grant.is_group(alone.T))
+def _has_value(column: pa.ChunkedArray) -> NDArray[np.bool_]:
+    """Which rows have a value."""
+    return np.asarray(pc.is_valid(column).to_numpy() if column.null_count else np.ones(len(column), bool))
 
 
 @dataclass(frozen=True, repr=False, eq=False)

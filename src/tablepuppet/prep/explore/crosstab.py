@@ -20,10 +20,11 @@ from numpy.typing import NDArray
 
 from tablepuppet.errors import LearnError, PartyError
 from tablepuppet.operators.client import Client
+from tablepuppet.party.groups import all_grouped, rows_by
 from tablepuppet.party.local_table import LocalTable
 from tablepuppet.party.ops import Values, op
 from tablepuppet.party.release import Release
-from tablepuppet.party.returns import JOINED, ROWS, Asked, Digests, Numbers, Plain, Returns, Wrong
+from tablepuppet.party.returns import JOINED, ROWS, Asked, Digests, Numbers, OfGroups, Plain, Returns, Wrong
 from tablepuppet.prep.columns.selected import check_across, check_without_noise, find_category
 from tablepuppet.prep.columns.sent_columns import SentColumns
 from tablepuppet.prep.columns.statistics import KeyFamily, categories_of, check_family, key_family
@@ -67,9 +68,9 @@ class CellCounts:
 
 
 TABLE: Returns = {
-    "first_count": Plain(int, 0, ROWS), "second_count": Plain(int, 0, ROWS),
-    "first": Digests(MOST), "second": Digests(MOST), "first_rare": Digests(MOST), "second_rare": Digests(MOST),
-    "weights": CellCounts(),
+    "first_count": OfGroups(Plain(int, 0, ROWS)), "second_count": OfGroups(Plain(int, 0, ROWS)),
+    "first": OfGroups(Digests(MOST)), "second": OfGroups(Digests(MOST)),
+    "first_rare": OfGroups(Digests(MOST)), "second_rare": OfGroups(Digests(MOST)), "weights": OfGroups(CellCounts()),
 }  # fmt: skip
 
 
@@ -91,23 +92,25 @@ def count_cells(
         check_family(table, name, family)
     found = [categories_of(table, view, name, family, blinding) for name, family in zip(columns, families, strict=True)]
     sizes = [len(each.digests) for each in found]
-    reply: Values = {"first_count": sizes[0], "second_count": sizes[1]}
-    if max(sizes) > most:
-        return {**reply, **_nothing()}
     rows, shape = table.view(view), (sizes[0] + 1, sizes[1] + 1)
+    reply: Values = {"first_count": sizes[0], "second_count": sizes[1]}
+    groups = [rows_by(rows, each.codes, size) for each, size in zip(found, sizes, strict=True)]
+    if max(sizes) > most:
+        return all_grouped({**reply, **_nothing()}, np.concatenate(groups))
     cells = found[0].codes.astype(np.int64) * shape[1] + found[1].codes
     weights = np.bincount(cells, rows.counts, minlength=shape[0] * shape[1]).reshape(shape)
     different = np.bincount(cells[rows.firsts], minlength=shape[0] * shape[1]).reshape(shape)
     least = table.grant.rules.min_group
     pools = rare([Grid(different)], least)
     if not are_enough([Grid(different)], pools, least):
-        return {**reply, **_nothing()}
+        return all_grouped({**reply, **_nothing()}, np.concatenate(groups))
     for axis, (name, given) in enumerate((("first", first_pool), ("second", second_pool))):
         digests = found[axis].digests
-        pooled = pools[axis] | among(digests, given)
-        reply |= {name: digests[~pooled], f"{name}_rare": digests[pooled]}
-        weights = pool_lines(weights, pooled, axis)
-    return {**reply, "weights": weights[:-1, :-1].astype(np.float64)}
+        pools[axis] = pools[axis] | among(digests, given)
+        reply |= {name: digests[~pools[axis]], f"{name}_rare": digests[pools[axis]]}
+        weights = pool_lines(weights, pools[axis], axis)
+    groups.append(Grid(different).computed(pools).ravel())
+    return all_grouped({**reply, "weights": weights[:-1, :-1].astype(np.float64)}, np.concatenate(groups))
 
 
 def _nothing() -> Values:

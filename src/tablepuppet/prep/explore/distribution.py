@@ -25,13 +25,14 @@ from tablepuppet.errors import PartyError
 from tablepuppet.mapping.table_mapping import ShardRows
 from tablepuppet.operators.client import Client, Pending
 from tablepuppet.party.allowance import check_reply, check_time
+from tablepuppet.party.groups import all_grouped
 from tablepuppet.party.local_table import LocalTable
 from tablepuppet.party.ops import Values, op
 from tablepuppet.party.policy import Level
 from tablepuppet.party.release import Release
-from tablepuppet.party.returns import JOINED, Asked, Numbers, Returns, Wrong
+from tablepuppet.party.returns import JOINED, Asked, Numbers, OfGroups, Returns, Wrong
 from tablepuppet.prep.columns.ordered import DEPTHS, FAN, INFINITY, Bucket, Words, values_of
-from tablepuppet.prep.explore.cells import NEXT_NONE, Cells, ColumnWords, no_cells
+from tablepuppet.prep.explore.cells import GROUPS, NEXT_NONE, Cells, ColumnWords, no_cells
 from tablepuppet.sql.query import OutputColumn
 
 Depth = Annotated[int, Meta(ge=0, le=DEPTHS - 1)]
@@ -59,9 +60,10 @@ class DisjointCells:
 
 
 CELLS: Returns = {
-    "sizes": Numbers(("places",), "i", least=0), "lows": DisjointCells(), "highs": Numbers(("lows",), "u"),
-    "nexts": Numbers(("lows",), "i", least=NEXT_NONE, most=FAN - 1),
-    "weights": Numbers(("lows",), least=0.0, most=JOINED),
+    "sizes": OfGroups(Numbers(("places",), "i", least=0)), "lows": OfGroups(DisjointCells()),
+    "highs": OfGroups(Numbers(("lows",), "u")),
+    "nexts": OfGroups(Numbers(("lows",), "i", least=NEXT_NONE, most=FAN - 1)),
+    "weights": OfGroups(Numbers(("lows",), least=0.0, most=JOINED)),
 }  # fmt: skip
 
 
@@ -102,7 +104,8 @@ def buckets(
             found[number] = values.cells(asked[number])
             check_reply(size := size + sum(each.nbytes for each in found[number].values()))
     cells = {name: np.concatenate([none, *(each[name] for each in found)]) for name, none in no_cells().items()}
-    return {"sizes": np.array([len(each["lows"]) for each in found], np.int32), **cells}
+    groups = cells.pop(GROUPS)
+    return all_grouped({"sizes": np.array([len(each["lows"]) for each in found], np.int32), **cells}, groups)
 
 
 def _count_refined(table: LocalTable, view: str, columns: Sequence[str]) -> None:

@@ -17,10 +17,11 @@ from numpy.typing import NDArray
 
 from tablepuppet.errors import LearnError, PartyError
 from tablepuppet.operators.client import Client
+from tablepuppet.party.groups import all_grouped, rows_by
 from tablepuppet.party.local_table import LocalTable
 from tablepuppet.party.ops import Values, op
 from tablepuppet.party.release import Release
-from tablepuppet.party.returns import ROWS, Asked, Digests, Numbers, Plain, Returns, Wrong
+from tablepuppet.party.returns import ROWS, Asked, Digests, Numbers, OfGroups, Plain, Returns, Wrong
 from tablepuppet.prep.columns.selected import check_across, check_without_noise, find_category, find_number
 from tablepuppet.prep.columns.sent_columns import SentColumns
 from tablepuppet.prep.columns.statistics import KeyFamily, categories_of, check_family, key_family, released_numbers
@@ -63,8 +64,8 @@ class GroupSums:
 
 
 GROUPS: Returns = {
-    "count": Plain(int, 0, ROWS), "digests": Digests(MOST), "rare": Digests(MOST), "missing_is_rare": Plain(bool),
-    "sums": GroupSums(),
+    "count": OfGroups(Plain(int, 0, ROWS)), "digests": OfGroups(Digests(MOST)), "rare": OfGroups(Digests(MOST)),
+    "missing_is_rare": OfGroups(Plain(bool)), "sums": OfGroups(GroupSums()),
 }  # fmt: skip
 
 
@@ -90,21 +91,18 @@ def group_sums(
     values, present = released_numbers(table, view, columns[0])
     found = categories_of(table, view, columns[1], family, blinding)
     size = len(found.digests)
+    reply: Values = {"count": size, "digests": NO_DIGESTS, "rare": NO_DIGESTS, "missing_is_rare": False}
+    codes, groups = found.codes.astype(np.int64), rows_by(rows, found.codes, size)
     if size > most:
-        return {
-            "count": size, "digests": NO_DIGESTS, "rare": NO_DIGESTS, "missing_is_rare": False,
-            "sums": np.zeros((1, 3)),
-        }  # fmt: skip
-    codes = found.codes.astype(np.int64)
-    cells = [np.bincount(codes[rows.firsts & has], minlength=size + 1) for has in (present, ~present)]
-    pooled = _rare([(np.stack(cells, 1), np.add.reduce)], table.grant.rules.min_group)
+        return all_grouped({**reply, "sums": np.zeros((1, 3))}, groups)
+    cells = np.stack([rows_by(rows, np.where(has, codes, -1), size + 1) for has in (present, ~present)], 1)
+    pooled = _rare([(cells, np.add.reduce)], table.grant.rules.min_group)
     pooled |= np.append(among(found.digests, pool), pool_missing)
     sums = _sums(values[present], rows.counts[present].astype(np.float64), codes[present], pooled)
     kept = pooled[:-1]
-    return {
-        "count": size, "digests": found.digests[~kept], "rare": found.digests[kept],
-        "missing_is_rare": bool(pooled[-1]), "sums": sums,
-    }  # fmt: skip
+    reply = {"digests": found.digests[~kept], "rare": found.digests[kept], "missing_is_rare": bool(pooled[-1])}
+    lines = _grid(cells, np.add.reduce).computed([pooled, np.zeros(1, bool)])
+    return all_grouped({"count": size, **reply, "sums": sums}, np.append(groups, lines))
 
 
 def _rare(cells: Sequence[tuple[NDArray[np.int64], Merge]], least: int) -> NDArray[np.bool_]:
@@ -112,8 +110,12 @@ def _rare(cells: Sequence[tuple[NDArray[np.int64], Merge]], least: int) -> NDArr
 
     ``cells`` are different rows by category, missing ones too, and by whether they have a number.
     """
-    end = np.zeros((1, 2), np.int64)  # every line before it may be pooled
-    return rare([Grid(np.concatenate([rows, end]), (merge, np.add.reduce)) for rows, merge in cells], least)[0]
+    return rare([_grid(rows, merge) for rows, merge in cells], least)[0]
+
+
+def _grid(rows: NDArray[np.int64], merge: Merge) -> Grid:
+    """The cells as a grid in which every line may be pooled, that of missing values too."""
+    return Grid(np.concatenate([rows, np.zeros((1, 2), np.int64)]), (merge, np.add.reduce))
 
 
 def _sums(values: Floats, weights: Floats, codes: NDArray[np.int64], pooled: NDArray[np.bool_]) -> Floats:

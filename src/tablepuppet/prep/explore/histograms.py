@@ -21,11 +21,12 @@ from tablepuppet.errors import LearnError, PartyError
 from tablepuppet.operators.client import Client
 from tablepuppet.party.arguments import LARGEST, List
 from tablepuppet.party.grant import refusal
+from tablepuppet.party.groups import Grouped
 from tablepuppet.party.local_table import LocalTable
 from tablepuppet.party.ops import Values, op
 from tablepuppet.party.policy import Level
 from tablepuppet.party.release import Release
-from tablepuppet.party.returns import JOINED, Asked, Numbers, Wrong
+from tablepuppet.party.returns import JOINED, Asked, Numbers, OfGroups, Wrong
 from tablepuppet.prep.columns.days import shown_value
 from tablepuppet.prep.columns.ordered import values_of
 from tablepuppet.prep.columns.selected import check_without_noise, find_number, is_public
@@ -59,7 +60,7 @@ class BinCounts:
     asked="`describe`, `quantile`, `histogram`",
     releases=Release.STATISTICS | Release.HISTOGRAMS,
     columns=("columns",),
-    returns={"counts": BinCounts()},
+    returns={"counts": OfGroups(BinCounts())},
 )
 def count_bins(table: LocalTable, view: str, columns: Sequence[str], lows: List, highs: List, bins: Bins) -> Values:
     """Joined rows in equally wide bins of public columns: of any others, bins of a caller's choice could be cut until
@@ -71,12 +72,12 @@ def count_bins(table: LocalTable, view: str, columns: Sequence[str], lows: List,
         if table.level(name) is not Level.PUBLIC:
             reason = "is not public: its histogram has bins of the party's choice"
             raise refusal(table.grant.party, "level", reason, table.grant.table, [name])
-    counts = np.zeros((len(columns), bins))
+    counts, groups = np.zeros((len(columns), bins)), np.zeros(len(columns), np.int64)
     for place, (name, low, high) in enumerate(zip(columns, lows, highs, strict=True)):
-        values, weights = present_numbers(table, view, name)
+        values, weights, groups[place] = present_numbers(table, view, name)
         inside = np.isfinite(values)
         counts[place] = np.histogram(values[inside], bins, (float(low), float(high)), weights=weights[inside])[0]
-    return {"counts": counts}
+    return {"counts": Grouped(counts, groups)}
 
 
 @dataclass(frozen=True, repr=False, eq=False)

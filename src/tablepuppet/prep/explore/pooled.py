@@ -55,6 +55,18 @@ class Grid:
             found = pool_lines(found, pool, axis, merge)
         return found
 
+    def computed(self, pools: Sequence[NDArray[np.bool_]]) -> Counts:
+        """The rows of all cells that are published once categories are pooled, or that follow from these.
+
+        Cells of missing values follow from the others. How many rows have neither value, or of all rows no value of a
+        column, is known from that column alone. So if there is a single line, its cells are the other column's own.
+        """
+        found = self.pooled(pools)
+        if min(np.count_nonzero(found.any(axis=1)), np.count_nonzero(found.any(axis=0))) <= 1:
+            return found[:-1, :-1]
+        found[-1, -1] = 0
+        return found
+
 
 def pool_lines(cells: NDArray[Any], pool: NDArray[np.bool_], axis: int, merge: Merge = np.add.reduce) -> NDArray[Any]:
     """Lines of a table: kept lines, one line for all pooled ones, and the last, which is never pooled.
@@ -94,22 +106,12 @@ def rare(grids: Sequence[Grid], least: int) -> list[NDArray[np.bool_]]:
 def are_enough(grids: Sequence[Grid], pools: Sequence[NDArray[np.bool_]], least: int) -> bool:
     """Whether the pooled cells may be published, all or none: each has no rows or ``least`` of them in every grid.
 
-    Checked are also the cells of missing values, which can be computed from the others. How many rows have neither
-    value, or of all rows no value of a column, is known from that column alone. So a grid with a single line is
-    published as it is: its cells are the other column's own counts.
-
     >>> alone = [np.zeros(1, bool)] * 2
     >>> [are_enough([Grid(np.array(rows))], alone, 5) for rows in ([[3, 40], [50, 7]], [[40, 3], [0, 0]])]
     [False, True]
     """
-    for grid in grids:
-        found = grid.pooled(pools)
-        if min(np.count_nonzero(found.any(axis=1)), np.count_nonzero(found.any(axis=0))) <= 1:
-            continue
-        found[-1, -1] = 0
-        if ((found > 0) & (found < least)).any():
-            return False
-    return True
+    computed = [grid.computed(pools) for grid in grids]
+    return not any(((found > 0) & (found < least)).any() for found in computed)
 
 
 def _choices(

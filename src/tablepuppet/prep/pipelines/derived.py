@@ -19,11 +19,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tablepuppet.errors import PartyError
+from tablepuppet.party.groups import Grouped, rows_by, rows_of
 from tablepuppet.party.local_table import LocalTable
 from tablepuppet.party.ops import Values, op
 from tablepuppet.party.policy import Level, Use
 from tablepuppet.party.release import Release
-from tablepuppet.party.returns import JOINED, Asked, Numbers
+from tablepuppet.party.returns import JOINED, Asked, Numbers, OfGroups
 from tablepuppet.prep.columns.statistics import KeyFamily, centred_sums, check_sums
 from tablepuppet.prep.encode.encode import read_frame
 from tablepuppet.prep.encode.frame import CodedColumn, NumberColumn
@@ -76,7 +77,7 @@ def wanted_codes(arguments: Mapping[str, Any]) -> dict[str, int]:
     releases=Release.STATISTICS | Release.HISTOGRAMS,
     columns=("columns", "categories"),
     use=Use.FEATURE,
-    returns={"sums": DerivedSums(), "weights": DerivedWeights()},
+    returns={"sums": OfGroups(DerivedSums()), "weights": OfGroups(DerivedWeights())},
 )
 def derived_sums(
     table: LocalTable, view: str, blinding: str, columns: Sequence[str], categories: Sequence[tuple[str, KeyFamily]],
@@ -90,10 +91,26 @@ def derived_sums(
     _count(table, view, wanted, steps)
     check_steps(steps, frame)
     run(steps, frame)
-    numbers = [name for name in wanted if name in shapes.numbers]
-    sums = [_sums(table, view, frame.number(name), is_public=not _hidden(table, steps, name)) for name in numbers]
-    weights = [_weights(table, view, frame.coded(name), shapes.coded[name]) for name in wanted if name in shapes.coded]
-    return {"sums": np.array(sums, np.float64).reshape(-1, 8), "weights": np.concatenate([np.zeros(0), *weights])}
+    numbers = {name: frame.number(name) for name in wanted if name in shapes.numbers}
+    codes = {name: frame.coded(name) for name in wanted if name in shapes.coded}
+    sums = [_sums(table, view, each, is_public=not _hidden(table, steps, name)) for name, each in numbers.items()]
+    weights = [_weights(table, view, each, shapes.coded[name]) for name, each in codes.items()]
+    found = np.concatenate([np.zeros(0), *weights])
+    groups = [
+        group for name, each in numbers.items() for group in _groups(table, view, each, needed_for(steps, [name]))
+    ]
+    coded = [rows_by(table.view(view), each.codes, shapes.coded[name]) for name, each in codes.items()]
+    return {
+        "sums": Grouped(np.array(sums, np.float64).reshape(-1, 8), np.array(groups, np.int64)),
+        "weights": Grouped(found, np.where(found > 0, np.concatenate([np.zeros(0, np.int64), *coded]), 0)),
+    }
+
+
+def _groups(table: LocalTable, view: str, column: NumberColumn, steps: Sequence[StepSpec]) -> list[int]:
+    """The rows that have a number; and if steps have made flags or products of it, those that differ from most."""
+    rows = table.view(view)
+    found = [rows_of(rows, column.present)]
+    return found if all(step.linear for step in steps) else [*found, rows_of(rows, column.is_unusual(rows.firsts))]
 
 
 def _sums(table: LocalTable, view: str, column: NumberColumn, *, is_public: bool) -> list[float]:
@@ -106,8 +123,7 @@ def _sums(table: LocalTable, view: str, column: NumberColumn, *, is_public: bool
 def _weights(table: LocalTable, view: str, column: CodedColumn, size: int) -> NDArray[np.float64]:
     rows, has = table.view(view), column.codes >= 0
     found = np.bincount(column.codes[has], rows.counts[has], minlength=size).astype(np.float64)
-    groups = np.bincount(column.codes[has & rows.firsts], minlength=size)
-    return np.where(table.grant.is_group(groups), found, 0.0)
+    return np.where(table.grant.is_group(rows_by(rows, column.codes, size)), found, 0.0)
 
 
 def _read_for(steps: Sequence[StepSpec], names: Sequence[str]) -> set[str]:

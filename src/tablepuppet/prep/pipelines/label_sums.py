@@ -26,11 +26,12 @@ from tablepuppet.mapping.table_mapping import MappedTable
 from tablepuppet.operators.client import Client, Pending
 from tablepuppet.operators.dealing import deal
 from tablepuppet.party.allowance import check_reply
+from tablepuppet.party.groups import Grouped, rows_by
 from tablepuppet.party.local_table import LocalTable
 from tablepuppet.party.ops import Values, op
 from tablepuppet.party.policy import Use
 from tablepuppet.party.release import Release
-from tablepuppet.party.returns import ROWS, Asked, Numbers, Plain, Wrong
+from tablepuppet.party.returns import ROWS, Asked, Numbers, OfGroups, OfNoCell, Plain, Wrong
 from tablepuppet.prep.columns.label import ask_classes, ask_numbers, joined_classes, joined_numbers
 from tablepuppet.prep.columns.statistics import KeyFamily
 from tablepuppet.prep.encode.encode import read_frame
@@ -62,7 +63,7 @@ class DerivedCodes:
     releases=Release.COLUMNS | Release.HISTOGRAMS,
     columns=("columns", "categories"),
     use=Use.FEATURE,
-    returns={"codes": DerivedCodes(), "least": Plain(int, 0)},
+    returns={"codes": OfGroups(DerivedCodes()), "least": OfNoCell(Plain(int, 0))},
 )
 def sent_codes(
     table: LocalTable, view: str, blinding: str, columns: Sequence[str], categories: Sequence[tuple[str, KeyFamily]],
@@ -80,14 +81,15 @@ def sent_codes(
     check_reply(4 * len(rows.row_ids) * len(wanted))
     check_steps(steps, frame)
     run(steps, frame)
-    found = np.empty((len(rows.row_ids), len(wanted)), np.int32)
+    found, sent = np.empty((len(rows.row_ids), len(wanted)), np.int32), [np.zeros(0, np.int64)]
     for place, name in enumerate(wanted):
         column, size = frame.coded(name), shapes.coded[name]
         codes = np.where(column.missing, np.int32(size), column.codes)
-        groups = np.bincount(codes[rows.firsts & (codes >= 0)], minlength=size + 1)
+        groups = rows_by(rows, codes, size + 1)
         few = np.append(~table.grant.is_group(groups), False)  # the last is NO_CODE
         found[:, place] = np.where(few[codes], np.int32(NO_CODE), codes)
-    return {"codes": found, "least": table.grant.rules.min_group}
+        sent.append(rows_by(rows, found[:, place], size + 1))
+    return {"codes": Grouped(found, np.concatenate(sent)), "least": table.grant.rules.min_group}
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,91 @@
+"""Which pairs of columns may be released, by the rows that have values of both.
+
+Input: which rows have a value in each column, and the policy's ``min_group``. Output: pairs to release, and how many
+different rows each of their sums rests on, and each difference of two such sums of one column. The coordinator sees the
+former only.
+
+A sum of column a over the rows that also have b, and one over those that also have c, differ by the rows of a that have
+only one of b and c. Columns whose values are missing in the same rows have one pattern; there are few patterns in most
+tables, and only the first `MOST` are compared, as there are as many differences as triples of patterns.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tablepuppet.party.allowance import check_time
+
+MOST = 64  # patterns that are compared: bits of a word
+Booleans = NDArray[np.bool_]
+Counts = NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class Patterns:
+    """The patterns of columns: which of these are ``few`` values, and which pairs of columns are ``released``."""
+
+    few: Booleans  # (columns,)
+    released: Booleans  # (columns, columns)
+    groups: Counts  # the different rows of all sums that are released, and of their differences
+
+    @classmethod
+    def of(cls, present: Sequence[Callable[[], Booleans]], firsts: Booleans, least: int) -> Patterns:
+        """Those of columns, by which rows have a value; of rows that are listed again only the first counts."""
+        columns, known = len(present), dict[bytes, int]()
+        if least <= 1:
+            return cls(np.zeros(columns, bool), np.ones((columns, columns), bool), np.zeros(0, np.int64))
+        places, words = [], np.zeros(int(np.count_nonzero(firsts)), np.uint64)
+        for column in present:
+            check_time()
+            pattern = column()[firsts]
+            place = known.setdefault(np.packbits(pattern).tobytes(), len(known))
+            places.append(place)
+            if place == len(known) - 1 < MOST:
+                words |= pattern.astype(np.uint64) << np.uint64(place)
+        place_of = np.array(places, np.intp)
+        compared = _Compared.of(words, min(len(known), MOST), least)
+        inside = np.minimum(place_of, MOST - 1)
+        released = compared.released[np.ix_(inside, inside)]
+        released[place_of >= MOST], released[:, place_of >= MOST] = False, False
+        return cls(compared.few[inside] & (place_of < MOST), released, compared.groups)
+
+
+@dataclass(frozen=True)
+class _Compared:
+    """Patterns, compared with each other: (patterns,) few and (patterns, patterns) released."""
+
+    few: Booleans
+    released: Booleans
+    groups: Counts
+
+    @classmethod
+    def of(cls, words: NDArray[np.uint64], size: int, least: int) -> _Compared:
+        """Bit i of a row's word says whether it has a value of pattern i."""
+        kinds, counts = np.unique(words, return_counts=True)
+        bits = (kinds[None] >> np.arange(size, dtype=np.uint64)[:, None]) & np.uint64(1)  # (patterns, kinds of rows)
+        has = bits.astype(np.float64)
+        few = ~_is_group(has @ counts, least)
+        has[few] = 0.0  # as if no row had a value
+        differences = np.empty((size, size, size))  # [a, b, c]: rows with a, and with only one of b and c
+        for place, line in enumerate(has):
+            check_time()
+            both = (has * (line * counts)) @ has.T
+            differences[place] = np.diag(both)[:, None] + np.diag(both) - 2 * both
+        both, allowed = (has * counts) @ has.T, _is_group(differences, least)
+        released = np.eye(size, dtype=bool)
+        for a in range(size):
+            for b in range(a + 1, size):
+                enough = bool(_is_group(both[a, b], least))
+                if enough and allowed[a, b, released[a]].all() and allowed[b, a, released[b]].all():
+                    released[a, b] = released[b, a] = True
+        shown = released[:, :, None] & released[:, None, :]
+        groups = np.concatenate([both[released], differences[shown]])
+        return cls(few, released, np.rint(groups).astype(np.int64))
+
+
+def _is_group(rows: NDArray[np.float64], least: int) -> Booleans:
+    return np.asarray((rows < 0.5) | (rows > least - 0.5))
