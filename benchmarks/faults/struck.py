@@ -54,8 +54,8 @@ def strike_party(plan: Path) -> None:
         planned(request, "replay" if named.get("again") else "written")
         return compute(desk, request, *rest, **named)
 
-    def answering(desk: Desk, caller: str, request: Request) -> Encoded:
-        reply = answer(desk, caller, request)
+    def answering(desk: Desk, caller: str, request: Request, *rest: Any, **named: Any) -> Encoded:
+        reply = answer(desk, caller, request, *rest, **named)
         planned(request, "answered")
         return reply
 

@@ -16,6 +16,7 @@ import pytest
 import tablepuppet as tp
 from tablepuppet.checked_file import read_facts, write_facts
 from tablepuppet.federation import PartyEntry
+from tablepuppet.prep.encode.encoding_file import SECRET
 from tablepuppet.runs.saved_files import sealed
 from tests.learn.materialised import ALL, JOIN, learner, predictions, shop
 from tests.relations import write_party
@@ -187,8 +188,8 @@ def test_who_keeps_it_is_in_the_folder(urls: dict[str, str], tmp_path: Path, nam
     ("facts", "secrets"),
     [
         ({"content": ".."}, None), ({"content": "/tmp"}, None), ({"kept": {"o": 3}}, None),
-        ({"kept": {"o": {"party": ["p"], "fingerprint": ""}}}, None), ({}, {"categories": "zz"}),
-        ({}, {"categories": 5}),
+        ({"kept": {"o": {"party": ["p"], "fingerprint": ""}}}, None), ({}, {SECRET: "zz"}),
+        ({}, {SECRET: 5}),
     ],
 )  # fmt: skip
 def test_a_folder_that_somebody_made_up(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import inspect
 import re
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -359,12 +360,14 @@ def test_what_is_used_must_be_storable(tmp_path: Path) -> None:
     """A filter that cannot be remembered is not allowed; a file that cannot be read stops the start."""
     (tmp_path / "state").mkdir()
     party = open_party(write_file(tmp_path, top='state_dir = "state"'))
-    (tmp_path / "state").rename(tmp_path / "gone")
+    used = tmp_path / "state" / "used.json"
+    used.unlink(missing_ok=True)
+    (used / "in the way").mkdir(parents=True)
     with pytest.raises(tp.PartyError, match="cannot store what callers have used"):
         federation(party).sql("SELECT credit FROM cards WHERE day > 3")
     federation(party).sql("SELECT credit FROM cards")
-    (tmp_path / "state").mkdir()
-    (tmp_path / "state" / "used.json").write_text("{")
+    shutil.rmtree(used)
+    used.write_text("{")
     with pytest.raises(tp.ConfigError, match=r"used\.json.* is damaged or cannot be read: `tablepuppet party restore`"):
         open_party(tmp_path / "party.toml")
 

@@ -53,8 +53,8 @@ def plan_party(plan: Path) -> None:
         die_if_planned(plan, request, "written")
         return compute(desk, request, *rest, **named)
 
-    def answering(desk: Desk, caller: str, request: Request) -> Encoded:
-        reply = answer(desk, caller, request)
+    def answering(desk: Desk, caller: str, request: Request, *rest: Any, **named: Any) -> Encoded:
+        reply = answer(desk, caller, request, *rest, **named)
         die_if_planned(plan, request, "answered")
         return reply
 

@@ -91,7 +91,8 @@ class World:
 
     def federation(self, lies: Mapping[tuple[str, str], Lie]) -> tuple[tp.Federation, dict[str, tuple[str, Any]]]:
         """A federation some of whose parties lie, by party and op; and what it will see of replies, by op."""
-        fed = tp.Federation(dict.fromkeys(self.parties, "grpc://127.0.0.1:1"), wire="float64")
+        urls = {name: f"grpc://127.0.0.1:{port}" for port, name in enumerate(self.parties, 1)}
+        fed = tp.Federation(urls, wire="float64")
         seen: dict[str, tuple[str, Any]] = {}
         for name, party in self.parties.items():
             liar = Liar(party, seen)
