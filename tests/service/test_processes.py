@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 
 import tablepuppet as tp
+from tablepuppet.wire.record import recorded_sessions
 from tests import warm
 from tests.learn.materialised import ALL, JOIN, shop
 from tests.service.processes import COMMAND, Services, run_command
@@ -84,7 +85,7 @@ def test_a_party_that_stays_away_ends_the_run(services: Services) -> None:
     relation = services.federation(timeout=3.0).sql(SQL, label="returned")
     bank.kill()
     try:
-        for ask in (lambda: services.federation(timeout=3.0).catalog(), lambda: tp.LogisticRegression().fit(relation)):
+        for ask in (lambda: services.federation(timeout=3.0).sql(SQL), lambda: tp.LogisticRegression().fit(relation)):
             with pytest.raises(tp.PartyError, match=r"'bank0' at .* does not answer within 3 s"):
                 ask()
     finally:
@@ -216,7 +217,7 @@ def test_a_stopped_run_that_is_given_up(services: Services) -> None:
     """A new run in its folder ends the sessions that parties keep for it."""
     job = write_job(services, "given-up", **SETTINGS)
     stop(services, job, signal.SIGINT)
-    [session] = (services.folder / "given-up" / "record" / "sessions").read_text().split()
+    [session] = recorded_sessions(services.folder / "given-up" / "record")
     assert run_command("train", str(job)).returncode == 1
     done = run_command("train", str(job), "--overwrite")
     assert done.returncode == 0, done.stderr

@@ -27,6 +27,7 @@ import tablepuppet.session
 from tablepuppet.errors import TablePuppetError
 from tablepuppet.party.ops import REGISTRY
 from tablepuppet.party.reply_check import check_reply
+from tablepuppet.party.returns import Resting
 from tests.wire.liars import USES, Lie, World, lies_about
 
 LIES = int(os.environ.get("TABLEPUPPET_LIES", "1"))
@@ -101,7 +102,8 @@ def test_the_coordinator_knows_what_it_asks(asked: list[Asked]) -> None:
     for each in asked:
         _, _, _, returns, _, known = each.arguments
         for name in set(returns) & {"image", "theta"}:
-            shapes = known.shapes(returns[name].lengths, {})
+            kind = returns[name].value if isinstance(returns[name], Resting) else returns[name]
+            shapes = known.shapes(kind.lengths, {})
             assert not any(length is None for shape in shapes for length in shape), (each.use, each.op)
 
 

@@ -33,7 +33,7 @@ from tests.party.policed import CANARY, PIN, ROWS, audit_lines, limit, write_fil
 from tests.wire.services import Certificates
 from tests.wire.test_limits import ENCODED, NAMES, Calls
 
-NEVER = {"snapshot_ttl"}  # how long something is kept: nothing runs out
+NEVER = {"snapshot_ttl", "database_connections"}  # how long something is kept; requests wait for a connection
 AT_THE_DOOR = {"connections", "connect_seconds", "descriptors"}  # test_doorkeeper.py
 APPLY = ("model.apply", {"view": "v", "encoding": "e", "spec": Linear(1), "theta": np.ones(1)})
 

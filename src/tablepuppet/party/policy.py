@@ -89,10 +89,10 @@ Category = str | int | float | bool
 
 
 @cache
-def _released(uses: Use, level: Level) -> Release:
+def _released(uses: Use, of_level: Release) -> Release:
     allowed = _OF_EVERY_COLUMN
     for use in uses:
-        allowed |= USES[use] & LEVELS[level]
+        allowed |= USES[use] & of_level
     return allowed
 
 
@@ -111,7 +111,7 @@ class ColumnRule:
     @cached_property
     def releases(self) -> Release:
         """Everything that may be released of the column."""
-        return _released(self.uses, self.level)
+        return _released(self.uses, LEVELS[self.level])
 
     def allows(self, releases: Release) -> bool:
         """Whether all of these may be released of the column."""
