@@ -78,7 +78,7 @@ def test_a_full_disk_is_seen(store: Watched) -> None:
     assert process is not None
     before = resource.prlimit(process.pid, resource.RLIMIT_FSIZE)
     resource.prlimit(process.pid, resource.RLIMIT_FSIZE, (0, before[1]))
-    fed = store.federation()
+    fed = store.federation(timeout=3.0)
     with pytest.raises(tp.PartyError, match="cannot write"):
         fed.catalog()
     found = store.values()

@@ -88,7 +88,7 @@ def test_a_full_disk(services: Services) -> None:
     len(relation)
     restored = limited(services, resource.RLIMIT_FSIZE, 1)
     with pytest.raises(tp.PartyError, match=r"'store'.*cannot write|cannot write its audit log"):
-        fed.sql(SQL, label="y")
+        services.federation(timeout=3.0).sql(SQL, label="y")
     assert services.parties["store"].is_running()
     restored()
     again = tp.LinearRegression().fit(relation)

@@ -123,7 +123,7 @@ def test_waiting_is_told(net: Net, undisturbed: dict[str, Any]) -> None:
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="needs a device that is always full")
 def test_a_full_disk_is_one_clear_error(net: Net, monkeypatch: pytest.MonkeyPatch) -> None:
     """A party that cannot write its journal computes nothing and says why; with room it goes on."""
-    relation = net.federation().sql(SQL, label="returned")
+    relation = net.federation(timeout=3.0).sql(SQL, label="returned")
     assert len(relation)
     where = Journal._file
     monkeypatch.setattr(Journal, "_file", lambda self, key: Path("/dev/full"))
