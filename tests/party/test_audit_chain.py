@@ -78,6 +78,19 @@ def test_lines_that_were_taken_out_moved_or_added_show(tmp_path: Path) -> None:
     assert "moved or come twice" in trail(tmp_path).problems[0]
     log.write_bytes(whole + b'{"time":"2026-01-01","caller":"x"}\n')
     assert "it has no mark" in trail(tmp_path).problems[0]
+    change(log, {2: lines[2] + b'\n{"caller":"x","mac":"none"}', 6: None})
+    assert [text.partition(": ")[0] for text in trail(tmp_path).problems] == ["log, line 4"]
+
+
+def test_lines_without_a_mark_are_older_than_all_others_or_forged(tmp_path: Path) -> None:
+    """Before the first line of all they are a note; before a later one, they stand where others were."""
+    log = fill(tmp_path)
+    whole, old = log.read_bytes(), b'{"caller":"x"}\n'
+    log.write_bytes(old + whole)
+    found = trail(tmp_path)
+    assert (found.problems, len(found.notes), len(found.lines)) == ([], 1, 7)
+    log.write_bytes(old * 2 + b"".join(whole.splitlines(keepends=True)[2:]))
+    assert [text.partition(": ")[0] for text in trail(tmp_path).problems] == ["log, line 1", "log, line 2"]
 
 
 def test_an_end_that_was_cut_off_shows(tmp_path: Path) -> None:
