@@ -26,7 +26,7 @@ from tablepuppet.party.allowance import Allowance, allowed, check_reply, check_t
 from tablepuppet.party.audit import AuditLog, Entry, Outcome
 from tablepuppet.party.beside import columns_beside
 from tablepuppet.party.blind import derive_key
-from tablepuppet.party.bounded import Bounded, MemoryAccount, Owned, size_of
+from tablepuppet.party.bounded import MEMORY_BYTES, Bounded, MemoryAccount, Owned, size_of
 from tablepuppet.party.database import Database, Reader, SourceTable
 from tablepuppet.party.databases.connections import AllInUseError
 from tablepuppet.party.delivery import Deliveries
@@ -377,11 +377,12 @@ class Party:
         """
         account = self._account(caller)
         with self._guard.evaluating(caller, scans):
-            found, before = self._snapshots(caller, scans), account.total
+            before = account.total
             try:
+                found = self._snapshots(caller, scans)
                 account.put((session,), sum(map(self._size, found)))
-            except PartyError:
-                for scan in scans:
+            except PartyError as error:
+                for scan in scans if error.limit == MEMORY_BYTES else ():
                     if not self._demands_noise(scan):
                         self._guard.failed(caller, scan, beside=before)
                 raise
@@ -436,8 +437,11 @@ class Party:
         if known is not None:
             return [snapshot.again() for snapshot in known[1]]
         secret = None if self._row_secret is None else derive_key(self._row_secret, "row ids", caller)
+        account, found, size = self._account(caller), list[Snapshot](), 0
         with self._database.reader() as reader:
-            found = [self._taken(caller, scan, reader, secret) for scan in scans]
+            for scan in scans:
+                found.append(self._taken(caller, scan, reader, secret))
+                account.check(size := size + self._size(found[-1]))  # before the next takes more
         self._rows_read |= {each.scan.table.lower(): each.rows for each in found if "" in each.scan.filters}
         if self._snapshot_ttl > 0:
             with suppress(PartyError):  # without room it is read again
