@@ -6,6 +6,7 @@ import dataclasses
 import threading
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 import tablepuppet as tp
@@ -18,6 +19,7 @@ from tablepuppet.party.request import Request
 from tablepuppet.party.service import Party
 from tablepuppet.party.snapshot import Snapshot
 from tablepuppet.sql.plan import BranchScan, Scan, text_of
+from tablepuppet.wire.reload import changed
 from tests.party.policed import audit_lines
 from tests.relations import write_party
 from tests.wire.hostile import Attacker, accounts, write_bank
@@ -125,6 +127,19 @@ def test_names_that_a_caller_chose_do_not_fill_the_log(tmp_path: Path) -> None:
     assert (len(line["tables"]), line["tables"][-1]) == (101, "and 400 more")
 
 
+def test_a_purpose_that_is_demanded_now_is_demanded_of_open_sessions(tmp_path: Path) -> None:
+    """A party that reads its file again puts away all sessions: one without a purpose does not come back."""
+    analyst = attacker(tmp_path)
+    analyst.open("s", analyst.scan("SELECT amount FROM cards"))
+    before = PartyFile.load(analyst.file)
+    analyst.file.write_text(analyst.file.read_text().replace("[limits]", "require_purpose = true\n[limits]"))
+    now = PartyFile.load(analyst.file)
+    analyst.desk.party.adopt(now.policy(), open_published(now), open_deliveries(now))
+    assert analyst.desk.put_away(changed(before, now)) == 1
+    with pytest.raises(tp.PrivacyError, match="require_purpose"):
+        analyst.use("s", "v", np.arange(60), np.ones(60, np.int64))
+
+
 def test_a_relation_that_opens_while_rules_change_has_the_new_ones(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -145,10 +160,9 @@ def test_a_relation_that_opens_while_rules_change_has_the_new_ones(
     opened.start()
     assert reads.wait(60)
     now = PartyFile.load(write_bank(tmp_path, table="require_approval = true", more=OTHER))
-    assert before.tables != now.tables
     analyst.desk.party.adopt(now.policy(), open_published(now), open_deliveries(now))
     freed: list[int] = []
-    reloaded = threading.Thread(target=lambda: freed.append(analyst.desk.put_away(frozenset({"cards"}))))
+    reloaded = threading.Thread(target=lambda: freed.append(analyst.desk.put_away(changed(before, now))))
     reloaded.start()
     goes_on.set()
     opened.join(60)
