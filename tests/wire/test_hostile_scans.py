@@ -110,7 +110,7 @@ def test_a_request_without_a_step_is_refused_and_logged(tmp_path: Path) -> None:
     """It would be written into the journal, and be in no log."""
     analyst = attacker(tmp_path)
     analyst.open("s", analyst.scan("SELECT amount FROM cards"))
-    with pytest.raises(tp.PartyError, match="run needs a step"):
+    with pytest.raises(tp.PartyError, match="the request has no step"):
         analyst.send(Request("run", "s", {}, (), 1))
     last = audit_lines(tmp_path)[-1]
     assert (last["verb"], last["session"], last["outcome"]) == ("run", "s", "failed")
