@@ -6,6 +6,7 @@ import gzip
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -16,6 +17,7 @@ import tablepuppet as tp
 from tablepuppet.party.audit import AuditLog, calling_from
 from tablepuppet.party.audit_chain import HEAD, SECRET, Trail, read_trail
 from tablepuppet.party.audit_report import read_audit
+from tablepuppet.party.syslog import MOST, Syslog
 from tests.party.policed import CANARY, audit_lines, federation, open_party, write_file
 
 
@@ -78,6 +80,19 @@ def test_lines_that_were_taken_out_moved_or_added_show(tmp_path: Path) -> None:
     assert "moved or come twice" in trail(tmp_path).problems[0]
     log.write_bytes(whole + b'{"time":"2026-01-01","caller":"x"}\n')
     assert "it has no mark" in trail(tmp_path).problems[0]
+    change(log, {2: lines[2] + b'\n{"caller":"x","mac":"none"}', 6: None})
+    assert [text.partition(": ")[0] for text in trail(tmp_path).problems] == ["log, line 4"]
+
+
+def test_lines_without_a_mark_are_older_than_all_others_or_forged(tmp_path: Path) -> None:
+    """Before the first line of all they are a note; before a later one, they stand where others were."""
+    log = fill(tmp_path)
+    whole, old = log.read_bytes(), b'{"caller":"x"}\n'
+    log.write_bytes(old + whole)
+    found = trail(tmp_path)
+    assert (found.problems, len(found.notes), len(found.lines)) == ([], 1, 7)
+    log.write_bytes(old * 2 + b"".join(whole.splitlines(keepends=True)[2:]))
+    assert [text.partition(": ")[0] for text in trail(tmp_path).problems] == ["log, line 1", "log, line 2"]
 
 
 def test_an_end_that_was_cut_off_shows(tmp_path: Path) -> None:
@@ -278,3 +293,15 @@ def test_a_report_filters_lines_and_checks_all(tmp_path: Path) -> None:
     with pytest.raises(tp.ConfigError, match="give a day or a moment, such as 2026-01-31"):
         read_audit(file, since="yesterday")
     assert json.loads(json.dumps(found.lines)) == []
+
+
+def test_a_syslog_that_misses_lines_is_warned_of(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """One that takes lines and never reads them holds up nothing, and what it misses is told once."""
+    path = str(tmp_path / "syslog")
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as silent:
+        silent.bind(path)
+        syslog = Syslog(path, "bank")
+        for _ in range(2 * MOST):
+            syslog.send(b"{}" * 100)
+        told = [record.getMessage() for record in caplog.records]
+    assert told == [f"syslog at {path} is too slow for the audit log: it misses lines, the file has them"]

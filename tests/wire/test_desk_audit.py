@@ -6,8 +6,10 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
+from msgspec.msgpack import Ext
 
 import tablepuppet as tp
 from tablepuppet.federation import Tls
@@ -17,7 +19,7 @@ from tablepuppet.party.service import Party
 from tablepuppet.sql.catalog import Catalog
 from tablepuppet.sql.parse import parse
 from tablepuppet.sql.plan import plan
-from tablepuppet.wire.codec import decode, encode
+from tablepuppet.wire.codec import ARRAY, decode, encode
 from tablepuppet.wire.desk import Desk
 from tablepuppet.wire.flight_server import FlightServer
 from tablepuppet.wire.flight_transport import FlightTransport
@@ -153,10 +155,17 @@ def test_refusals_of_the_server_are_lines(bank: Party, tmp_path: Path) -> None:
     """A caller that is not allowed, whatever it sends, and messages that are none, with the caller's name."""
     certificates = Certificates(tmp_path / "certificates")
     server = served(bank, certificates)
+    impossible = Ext(ARRAY, msgspec.msgpack.encode(["<f8", [1 << 47, 1 << 47, 1 << 47, 0], False]))
+    messages = (
+        [99],
+        [VERSION, "steal", "", 0, {}, []],
+        [VERSION, "run", "s", 1, {"x": np.zeros(999)}, []],
+        [VERSION, "run", "s", 1, {"x": impossible}, []],  # of which NumPy says so, when it is made
+    )
     try:
         for noise in ([VERSION, "describe", "", 0, {}, []], "noise"):
             assert call(server, certificates.client("eve"), noise)[1] == "PrivacyError"
-        for message in ([99], [VERSION, "steal", "", 0, {}, []], [VERSION, "run", "s", 1, {"x": np.zeros(999)}, []]):
+        for message in messages:
             assert call(server, certificates.client("analyst"), message)[1] == "PartyError"
         assert call(server, certificates.client("analyst"), [VERSION, "describe", "", 0, {}, []])[1] == "ok"
     finally:
@@ -167,5 +176,6 @@ def test_refusals_of_the_server_are_lines(bank: Party, tmp_path: Path) -> None:
         ("analyst", "", "failed", "VersionError"),
         ("analyst", "", "failed", "PartyError"),
         ("analyst", "", "denied", "message_bytes"),
+        ("analyst", "", "failed", "ValueError"),
         ("analyst", "describe", "ok", ""),
     ]

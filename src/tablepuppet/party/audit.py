@@ -35,7 +35,7 @@ from tablepuppet.sql.plan import Scan, text_of
 SYNC_SECONDS = 1.0
 DISK = "disk"  # what ran out where a file cannot be written
 _MOST_TEXT = 200  # of a name that the caller chose
-_MOST_COLUMNS = 100  # in one line
+_MOST_NAMES = 100  # of tables, or of columns, in one line
 _MOST_SQL = 20_000  # letters of a query
 _DIGEST = 16  # hexadecimal digits of that of a query
 _NOTHING = Release(0)
@@ -114,9 +114,7 @@ class Entry:
 
     def line(self, outcome: str, rule: str) -> bytes:
         """The entry as a line of the log, without its place in the chain."""
-        left, columns = outcome == "ok", [name[:_MOST_TEXT] for name in self.columns[:_MOST_COLUMNS]]
-        if len(self.columns) > _MOST_COLUMNS:
-            columns.append(f"and {len(self.columns) - _MOST_COLUMNS} more")
+        left = outcome == "ok"
         record = {
             "time": _time(),
             "caller": self.caller[:_MOST_TEXT],
@@ -126,8 +124,8 @@ class Entry:
             "session": self.session[:_MOST_TEXT],
             "verb": self.verb,
             "op": self.op,
-            "tables": [table[:_MOST_TEXT] for table in self.tables],
-            "columns": columns,
+            "tables": _listed(self.tables),
+            "columns": _listed(self.columns),
             "rows": self.rows if left else 0,
             "query": self.about.query,
             "filter": self.about.filter,
@@ -203,14 +201,13 @@ class AuditLog:
         """What lines say of a session over these scans."""
         if self._chain is None:
             return NO_SESSION
-        texts, filters = [text_of(scan) for scan in scans], sorted({text for scan in scans for text in scan.filters})
-        key = self._chain.key
+        filters, key = sorted({text for scan in scans for text in scan.filters}), self._chain.key
         return About(
             declared.run,
             declared.purpose,
-            key.digest("\n".join(["query", *texts]).encode(), _DIGEST) if scans else "",
+            key.digest(b"query\n" + msgspec.json.encode(scans), _DIGEST) if scans else "",
             key.digest("\n".join(["filter", *filters]).encode(), _DIGEST) if any(filters) else "",
-            "; ".join(texts)[:_MOST_SQL] if self._with_text else "",
+            "; ".join(map(text_of, scans))[:_MOST_SQL] if self._with_text else "",
         )
 
     def begin(self, caller: str, session: str, about: About) -> None:
@@ -311,6 +308,12 @@ class AuditLog:
         except FileNotFoundError:
             return False
         return self._opened_as is not None and os.path.samestat(self._opened_as, found)
+
+
+def _listed(names: Sequence[str]) -> list[str]:
+    """Names, which a caller may have chosen, as a line has them: callers do not decide how long it is."""
+    found = [name[:_MOST_TEXT] for name in names[:_MOST_NAMES]]
+    return found if len(names) <= _MOST_NAMES else [*found, f"and {len(names) - _MOST_NAMES} more"]
 
 
 def _refused(error: BaseException) -> tuple[str, str]:

@@ -213,21 +213,24 @@ def read_trail(log: Path, state: Path | None, wanted: Callable[[dict[str, object
     lines: list[dict[str, object]] = []
     problems: list[str] = []
     notes: list[str] = []
+    unmarked: list[str] = []  # before the first line that has a mark
     first, before = 0, START
     for path in _files(log, key):
         for place, raw in _lines(path):
             where = f"{path.name}, line {place}"
             found, read = key.link(raw), _decoded(raw)
-            if read is None or (found is None and "mac" not in read and before.number):
+            if read is None or (found is None and before.number):
                 torn = f"{where}: a part of a line, or none of this log; it has no mark"
                 (notes if read is None else problems).append(torn)
                 continue
             if wanted(read):
                 lines.append(read)
             if found is None:
-                notes.append(f"{where}: written before lines had marks")
+                unmarked.append(f"{where}: written before lines had marks, or by somebody else")
                 continue
             link, prev, right = found
+            if not first:  # only what stands before the first line of all can be older than marks
+                (notes if link.number == 1 else problems).extend(unmarked)
             if not right:
                 problems.append(f"{where}: line {link.number:,} was changed: its mark does not fit")
             elif first and link.number != before.number + 1:
@@ -235,6 +238,8 @@ def read_trail(log: Path, state: Path | None, wanted: Callable[[dict[str, object
             elif first and prev != before.mark:
                 problems.append(f"{where}: line {link.number:,} does not follow the line before it, which was changed")
             first, before = first or link.number, link
+    if not first:
+        notes += unmarked
     if first > 1:
         notes.append(f"the first line here is number {first:,}; older ones are in files that are not beside the log")
     if end is not None and end.number > before.number:

@@ -18,6 +18,7 @@ from tablepuppet.errors import PartyError
 from tablepuppet.party.origins import Origins
 
 SMALL = 64  # bytes that a plain value is counted as
+MEMORY_BYTES = "memory_bytes"  # the limit that runs out
 
 
 class MemoryAccount:
@@ -36,7 +37,7 @@ class MemoryAccount:
                 f"party {self._party!r}: this caller would hold more than the {self._most:,} bytes in memory that the "
                 "party allows (limits.memory_bytes); del relations and models that you no longer use, select less, or "
                 "ask the party's operator",
-                limit="memory_bytes",
+                limit=MEMORY_BYTES,
             )
 
     def put(self, key: tuple[Any, ...], size: int) -> None:

@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from tablepuppet.errors import ConfigError
+from tablepuppet.errors import ConfigError, PartyError
 from tablepuppet.party.allowance import check_time
 from tablepuppet.party.approval import Approvals
 from tablepuppet.party.counters import Counters
@@ -81,6 +81,8 @@ class Guard:
                 "it answers only who says what for: give a purpose, in the federation or job file, or as "
                 "tp.Federation(..., purpose=...)",
             )
+        if len({scan.alias for scan in scans}) < len(scans):  # else the rules of one would hold for the other
+            raise PartyError(f"party {self.party!r}: two tables of the relation have one alias")
         grants = {scan.alias: Grant.of(self.party, self._rules(caller, scan.table), scan) for scan in scans}
         needed = [scan for scan in scans if grants[scan.alias].rules.require_approval]
         if needed:

@@ -26,7 +26,7 @@ from tablepuppet.party.allowance import Allowance, allowed, check_reply, check_t
 from tablepuppet.party.audit import AuditLog, Entry, Outcome
 from tablepuppet.party.beside import columns_beside
 from tablepuppet.party.blind import derive_key
-from tablepuppet.party.bounded import Bounded, MemoryAccount, Owned, size_of
+from tablepuppet.party.bounded import MEMORY_BYTES, Bounded, MemoryAccount, Owned, size_of
 from tablepuppet.party.database import Database, Reader, SourceTable
 from tablepuppet.party.databases.connections import AllInUseError
 from tablepuppet.party.delivery import Deliveries
@@ -97,7 +97,7 @@ class Party:
         self._shelves = Shelves(name, state_dir, limits.max_models, limits.kept_bytes)
         self._category_secrets: dict[str, bytes] = {}
         self._openings = Openings(name)
-        self._row_counts: dict[str, int] = {}  # of tables, as the database last said
+        self._row_counts: dict[str, int] = {}  # of tables, as the database last counted; 0 where it never did
         self._rows_read: dict[str, int] = {}  # of tables, when all of them was last read
         self._snapshot_ttl = snapshot_ttl
         self._read: dict[tuple[str, str], tuple[float, list[Snapshot]]] = {}
@@ -264,8 +264,16 @@ class Party:
         with self._audit.entry(caller, "", "describe", releases=Release.SCHEMA) as entry:
             self._guard.admit(caller)  # before the database is asked
             tables = self._guard.published(caller, self._database.tables())
-            self._row_counts |= {table.name.lower(): table.rows for table in tables}
+            self._note_rows(tables)
             return entry.reply([self._shard(caller, self._as_read(table)) for table in tables])
+
+    def _note_rows(self, tables: Iterable[SourceTable]) -> None:
+        """Know how many rows tables have, if they were counted: an estimate changes while rows stay as they are."""
+        for table in tables:
+            if table.estimated:
+                self._row_counts.setdefault(table.name.lower(), 0)
+            else:
+                self._row_counts[table.name.lower()] = table.rows
 
     def _as_read(self, table: SourceTable) -> SourceTable:
         """A table whose rows are not counted, with as many as it had when all of it was last read."""
@@ -377,11 +385,12 @@ class Party:
         """
         account = self._account(caller)
         with self._guard.evaluating(caller, scans):
-            found, before = self._snapshots(caller, scans), account.total
+            before = account.total
             try:
+                found = self._snapshots(caller, scans)
                 account.put((session,), sum(map(self._size, found)))
-            except PartyError:
-                for scan in scans:
+            except PartyError as error:
+                for scan in scans if error.limit == MEMORY_BYTES else ():
                     if not self._demands_noise(scan):
                         self._guard.failed(caller, scan, beside=before)
                 raise
@@ -405,10 +414,13 @@ class Party:
         return self._row_secret is not None or self._demands_noise(scan)
 
     def _split(self, caller: str, grant: Grant, chosen: str) -> None:
-        """Count a split; if the rows of a table have changed, counting starts again, since their order is new."""
+        """Count a split; if the number of a table's rows has changed, counting starts again, since their order is new.
+
+        Of a table whose rows are not counted, it never does.
+        """
         name = grant.table.lower()
         if name not in self._row_counts and self._guard.policy.limits.max_splits is not None:
-            self._row_counts[name] = sum(table.rows for table in self._database.tables([grant.table]))
+            self._note_rows(self._database.tables([grant.table]))
         self._guard.split(caller, grant, chosen, self._row_counts.get(name, 0))
 
     def _charge(self, caller: str, grant: Grant, cost: Spending, purpose: str, release: str | None, line: str) -> None:
@@ -436,8 +448,11 @@ class Party:
         if known is not None:
             return [snapshot.again() for snapshot in known[1]]
         secret = None if self._row_secret is None else derive_key(self._row_secret, "row ids", caller)
+        account, found, size = self._account(caller), list[Snapshot](), 0
         with self._database.reader() as reader:
-            found = [self._taken(caller, scan, reader, secret) for scan in scans]
+            for scan in scans:
+                found.append(self._taken(caller, scan, reader, secret))
+                account.check(size := size + self._size(found[-1]))  # before the next takes more
         self._rows_read |= {each.scan.table.lower(): each.rows for each in found if "" in each.scan.filters}
         if self._snapshot_ttl > 0:
             with suppress(PartyError):  # without room it is read again

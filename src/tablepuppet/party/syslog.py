@@ -9,7 +9,6 @@ from __future__ import annotations
 import logging
 import queue
 import threading
-from contextlib import suppress
 from logging.handlers import SysLogHandler
 
 log = logging.getLogger("tablepuppet.party")
@@ -30,13 +29,20 @@ class Syslog:
     def __init__(self, address: str, party: str):
         self._address, self._party = address, party
         self._lines: queue.Queue[bytes | None] = queue.Queue(MOST)
+        self._is_full = False  # since some line found no room, until none waits
         self._thread = threading.Thread(target=self._serve, name="syslog", daemon=True)
         self._thread.start()
 
     def send(self, line: bytes | None) -> None:
-        """Send a line soon; it is dropped if too many wait."""
-        with suppress(queue.Full):
+        """Send a line soon; if too many wait, it is dropped, and the party's log warns of it."""
+        try:
             self._lines.put_nowait(line)
+        except queue.Full:
+            if not self._is_full:
+                log.warning(
+                    "syslog at %s is too slow for the audit log: it misses lines, the file has them", self._address
+                )
+            self._is_full = True
 
     def close(self) -> None:
         """Send what waits, if that takes no longer than a moment."""
@@ -58,6 +64,7 @@ class Syslog:
             if failed and not warned:
                 log.warning("syslog at %s does not take lines of the audit log now; the file has them", self._address)
             warned = failed
+            self._is_full = self._is_full and not self._lines.empty()
         if handler is not None:
             handler.close()
 

@@ -11,8 +11,9 @@ from dataclasses import dataclass
 
 from sqlglot import exp
 
+from tablepuppet.errors import QueryError
 from tablepuppet.sql.catalog import Catalog, Shard, VerticalTable
-from tablepuppet.sql.expression import and_parts, checked, columns_of, render
+from tablepuppet.sql.expression import and_parts, checked, column_text, columns_of, render
 from tablepuppet.sql.query import Branch, Comparison, KeyClass, Operator, Query
 from tablepuppet.sql.types import Family, family
 
@@ -50,13 +51,30 @@ class Scan:
 
 
 def text_of(scan: Scan) -> str:
-    """What a party is asked for by a scan, in words of SQL; for its operator."""
-    selected = [name if text == name else f"{text} AS {name}" for name, text in scan.outputs.items()]
-    filters = [f" WHERE {text}" if text else "" for text in scan.filters] or [""]
-    keys = [", ".join(key.expressions) for key in scan.keys]
-    where = " and, in another part of a union,".join(filters)
+    """What a party is asked for by a scan, in words of SQL; for its operator, who may approve it.
+
+    A caller may have written the scan itself. So expressions are shown as they are read, without comments, and names
+    that are more than a word stand in quotes: no name can be taken for a filter.
+    """
+    selected = [_named(_shown(text), name) for name, text in scan.outputs.items()]
+    filters = [f" WHERE {_shown(text)}" if text else " all rows" for text in scan.filters]
+    where = "" if filters == [" all rows"] else " and, in another part of a union,".join(filters)
+    keys = [", ".join(map(_shown, key.expressions)) for key in scan.keys]
     joined = f" JOINED BY {'; '.join(keys)}" if keys else ""
-    return f"SELECT {', '.join(selected) or 'nothing'} FROM {scan.table} AS {scan.alias}{where}{joined}"
+    table = f"{column_text(scan.table)} AS {column_text(scan.alias)}"
+    return f"SELECT {', '.join(selected) or 'nothing'} FROM {table}{where}{joined}"
+
+
+def _named(text: str, name: str) -> str:
+    return text if text == column_text(name) else f"{text} AS {column_text(name)}"
+
+
+def _shown(text: str) -> str:
+    """An expression as it is read; one that nobody reads, in quotes."""
+    try:
+        return render(checked(text), copy=False)
+    except QueryError:
+        return repr(text)
 
 
 @dataclass(frozen=True)

@@ -187,6 +187,8 @@ class Desk:
                     f"party {self.party.name!r}: request {request.sequence} of this session came after request "
                     f"{line.done}; one was lost, came twice or overtook another. Open the relation again, by fed.sql"
                 )
+            if request.verb == "run" and not request.steps:  # it would be written down, and be in no log
+                raise PartyError(f"party {self.party.name!r}: the request has no step")
             return self.journal.add(key, request) if self.journal is not None else 0
         except TablePuppetError as error:
             self.party.note_refusal(*key, request.verb, error)
@@ -454,19 +456,21 @@ class Desk:
     def put_away(self, tables: frozenset[str]) -> int:
         """Free the sessions over some of these tables (in lower case); with a journal they come back. How many it were.
 
-        Their running requests are finished first.
+        Their running requests are finished first. What a session that opens now is over is known when it is open.
         """
         with self._lock:
-            lines = [
-                (key, line)
-                for key, line in self._lines.items()
-                if tables.intersection(map(str.lower, self.party.tables_of(*key)))
-            ]
+            lines = [(key, line) for key, line in self._lines.items() if line.done < 0 or self._is_over(key, tables)]
+        freed = 0
         for key, line in lines:
             with line.lock:
-                if self._lines.get(key) is line:
+                if self._lines.get(key) is line and self._is_over(key, tables):
                     self.close(key, "put away", forget=False)
-        return len(lines)
+                    freed += 1
+        return freed
+
+    def _is_over(self, key: Key, tables: frozenset[str]) -> bool:
+        """Whether a session has read some of these tables."""
+        return not tables.isdisjoint(map(str.lower, self.party.tables_of(*key)))
 
     def expire(self) -> None:
         """Free sessions that were silent for too long."""

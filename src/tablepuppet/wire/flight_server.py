@@ -174,7 +174,7 @@ class FlightServer(flight.FlightServerBase):  # type: ignore[misc]
             self._check_caller(context, caller)
             self._check_connection(context, caller)
             return caller, self._read(frames, caller, held)
-        except TablePuppetError as error:  # the party itself does not see it
+        except Exception as error:  # of whatever class: the party itself does not see it, and its log must
             self.desk.party.note_refusal(caller, "", "", error)
             raise
 

@@ -50,15 +50,16 @@ def reload(
     server.desk.party.adopt(policy, database, open_deliveries(settings), None if tls is None else tls.identity)
     if metrics is not None:
         metrics.adopt(policy)
-    ended = server.desk.put_away(_changed(before, settings))
+    ended = server.desk.put_away(changed(before, settings))
     log.info("the party file was read again: policy %s; %s sessions were put away", settings.policy_hash, ended)
     if later:
         log.warning("the party file has changes that need a restart, and have no effect yet: %s", ", ".join(later))
     return tls, settings
 
 
-def _changed(before: PartyFile, now: PartyFile) -> frozenset[str]:
+def changed(before: PartyFile, now: PartyFile) -> frozenset[str]:
     """The tables, in lower case, whose rules are others than before."""
     old, new = ({name.lower(): entry for name, entry in file.tables.items()} for file in (before, now))
-    everything = any(getattr(before, name) != getattr(now, name) for name in ("peers", "deliver", "require_approval"))
+    of_all = ("peers", "deliver", "require_approval", "require_purpose")
+    everything = any(getattr(before, name) != getattr(now, name) for name in of_all)
     return frozenset(name for name in {*old, *new} if everything or old.get(name) != new.get(name))

@@ -260,6 +260,23 @@ def test_splits_of_different_rows_are_counted(postgres: str) -> None:
         party.run("analyst", "s1", "rows.sample", "orders", ranks)
 
 
+def test_an_estimate_is_no_new_allowance_of_splits(postgres: str) -> None:
+    """Rows that are changed in place have the same order: what the server expects is another number all the same."""
+    large(postgres)
+    in_postgres(postgres, "ALTER TABLE orders ALTER id TYPE int", "ANALYZE orders")
+    party, [table] = opened(postgres, "SELECT x FROM orders WHERE id < 20", max_splits=1)
+    rows = {"view": "v", "chosen": None, "counts": np.ones(table.snapshot.rows, np.int64)}
+    party.run("analyst", "s0", "rows.use", "orders", rows)
+    [before] = party._database.tables(["orders"])
+    party.run("analyst", "s0", "rows.sample", "orders", {"view": "v", "ranks": np.arange(3)})
+    in_postgres(postgres, f"UPDATE orders SET x = x + 0 WHERE id < {LARGE // 2}")
+    [after] = party._database.tables(["orders"])
+    assert (before.estimated, after.estimated, before.rows == after.rows) == (True, True, False)
+    party.describe("analyst")
+    with pytest.raises(PrivacyError, match="max_splits"):
+        party.run("analyst", "s0", "rows.sample", "orders", {"view": "v", "ranks": np.arange(4)})
+
+
 def test_a_select_over_a_large_table_is_not_evaluated(postgres: str) -> None:
     """Its columns follow from types, and its rows are estimated by those of its largest table."""
     large(postgres)
