@@ -531,7 +531,6 @@ OTHERS = {
     "--diff compares files, for all callers: leave out --as": "followed in tests/service/test_approval.py",
     "--until and --deny are for a job: name it too": "followed in tests/service/test_approval.py",
     "--until is for an approval: leave it out with --deny": "followed in tests/service/test_approval.py",
-    "the certificate of this party ends in": NO_REFUSAL,
     "Analysts: train and predict": NO_REFUSAL,
     "{}; run folder: {}": NO_REFUSAL,
     "{}, round {} kept": NO_REFUSAL,

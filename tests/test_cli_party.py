@@ -9,10 +9,12 @@ import subprocess
 import sys
 from pathlib import Path
 
+import duckdb
 import msgspec
 import pytest
 
 from tablepuppet.errors import ConfigError
+from tablepuppet.party import lint
 from tablepuppet.party.blinding_key import new_blinding_key
 from tablepuppet.party.config import PartyFile
 from tablepuppet.party.ledger import Budget, Ledger
@@ -91,6 +93,31 @@ def test_every_problem_is_told(tmp_path: Path) -> None:
     assert len(json.loads(check(tmp_path, "--json").stdout)["problems"]) == 3
 
 
+def test_names_that_are_not_there_are_told_of_every_table(tmp_path: Path) -> None:
+    """Tables and columns that the database has not, all at once."""
+    new_key(tmp_path)
+    more = '[tables.crads.columns]\ncard = "key"\n[tables.staff.columns]\ncard = "key"\n'
+    found = inspect(write_file(tmp_path, columns='nowhere = "key"\nneither = "key"\ncard = "key"', more=more))
+    columns, table = found.problems
+    assert "table 'cards' has no column 'nowhere', 'neither'; it has: " in columns
+    assert "has no table 'crads'" in table
+    assert [each.name for each in found.tables] == ["staff"]
+
+
+def test_a_key_that_takes_too_long_is_not_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`check` ends, and says what it does not know."""
+    monkeypatch.setattr(lint, "PATIENCE", 0.5)
+    new_key(tmp_path)
+    with duckdb.connect(str(tmp_path / "bank.duckdb")) as bank:
+        bank.sql("CREATE VIEW slow AS SELECT 1 AS k, 2 AS x FROM range(10000000) a, range(10000000) b")
+    file = write_file(tmp_path)
+    text = file.read_text().replace("parquet:///bank", "duckdb:///bank.duckdb")
+    file.write_text(text.partition("[tables.cards]")[0] + '[tables.slow]\ncolumns.k = "key"\n')
+    found = inspect(file)
+    assert found.problems == []
+    assert any("table slow, column k: reading it takes more than 0 s" in text for text in found.warnings)
+
+
 @pytest.mark.parametrize("log", ["file/audit.jsonl", "folder", "nowhere/audit.jsonl", "/proc/audit.jsonl"])
 def test_an_audit_log_that_cannot_be_written(tmp_path: Path, log: str) -> None:
     """It is tried, not guessed, so `check` finds it for every user; so does the party, before it listens."""
@@ -162,6 +189,12 @@ def test_certificates_are_tried(tmp_path: Path) -> None:
     assert (found.tls, found.problems) == (True, [])
     assert "tls.cert belongs to 'shop', not to party 'bank': callers must expect that name" in found.warnings
     assert any("'tablepuppet certs issue shop --party'" in text for text in found.warnings)  # it is for both ends
+    assert not any("ends in" in text for text in found.warnings)
+    for name in ("shop.crt", "shop.key"):
+        (tmp_path / name).unlink()
+    issue(tmp_path, "shop", days=20)
+    soon = "the certificate of this party ends in 19 days; issue a new one, then reload"
+    assert soon in inspect(tmp_path / "party.toml").warnings
     write_file(tmp_path, top=tls.replace("shop.key", "nowhere.key"))
     [problem] = inspect(tmp_path / "party.toml").problems
     assert "nowhere.key' does not exist" in problem

@@ -276,6 +276,9 @@ def test_every_typo_is_told(tmp_path: Path) -> None:
     for place in ("5 mistakes", "'lisen'", "'insecur'", "audit_log: ", "tables.others: unknown field 'min_row'",
                   "tables.others: min_group: "):  # fmt: skip
         assert place in str(caught.value)
+    (tmp_path / "party.toml").write_text(f'{SMALL}{TABLE}\n[tables.others]\nmin_row = 3\ncolumns.a = "kye"\n')
+    with pytest.raises(tp.ConfigError, match=r"(?s)2 mistakes:.*'min_row'.*columns\.a\.uses: 'kye'"):
+        PartyFile.load(tmp_path / "party.toml")
     columns = '[tables.others]\ncolumns.a = "kye"\ncolumns.b = { uses = ["label"], level = "secret" }\n'
     (tmp_path / "party.toml").write_text(SMALL.replace('name = "', 'name = "a b') + TABLE + "\n" + columns)
     with pytest.raises(tp.ConfigError, match=r"(?s)3 mistakes:.*name: .*columns\.a\.uses: 'kye'.*columns\.b\.level"):

@@ -128,6 +128,9 @@ def test_a_new_certificate_is_shown(store: Store) -> None:
     assert store.metrics()["certificate_expiry_seconds",] == now != before
     assert tp.LinearRegression().fit(orders).evaluate(orders)["rmse"] > 0
     assert ": restored" not in store.log
+    while "the certificate of this party ends in 19 days" not in store.log:
+        assert store.parties["store"].is_running()
+        time.sleep(0.05)
 
 
 def test_health_asks_the_database(store: Store) -> None:

@@ -24,7 +24,7 @@ from tablepuppet.party.databases.urls import anchored
 from tablepuppet.party.delivery import PredictionsEntry
 from tablepuppet.party.limits import CallerLimits, Positive, Seconds
 from tablepuppet.party.policy import Policy
-from tablepuppet.party.settings_file import as_settings, listed, mistakes, read_toml
+from tablepuppet.party.settings_file import as_settings, known, listed, mistakes, read_toml
 from tablepuppet.party.table_entry import TableEntry
 from tablepuppet.privacy.secure_sum import FEWEST
 
@@ -172,8 +172,17 @@ def _decoded(raw: dict[str, Any]) -> PartyFile:
     for name, table in by_name.items():
         found += [f"tables.{name}: {text}" for text in mistakes(table, TableEntry)]
     if found:
+        found += [text for name, table in by_name.items() for text in _table_problems(name, table)]
         raise ConfigError(listed(found))
     return as_settings(raw, PartyFile)
+
+
+def _table_problems(name: str, raw: Any) -> list[str]:
+    """What is wrong with the words of a table, such as its uses, beside fields that are unknown."""
+    try:
+        return msgspec.convert(known(raw, TableEntry), TableEntry).problems(name)
+    except msgspec.ValidationError:  # told as a mistake
+        return []
 
 
 def _problems(settings: PartyFile) -> Iterator[str]:

@@ -12,12 +12,15 @@ from pathlib import Path
 import duckdb
 
 from tablepuppet.errors import TablePuppetError
+from tablepuppet.party.allowance import Allowance, allowed, interrupted_in_time
 from tablepuppet.party.config import PartyFile
 from tablepuppet.party.database import Database, SourceTable
 from tablepuppet.party.databases.names import identifier
+from tablepuppet.party.limits import CallerLimits
 from tablepuppet.party.policy import TableRule, Use
 
 FEW = 20  # values of a key: how often each occurs tells which it is
+PATIENCE = 20.0  # seconds in which a key is read
 WIDE = 2  # parties that predictions may go to without a warning
 
 
@@ -26,7 +29,7 @@ def lint(file: Path, settings: PartyFile, database: Database, tables: Sequence[S
     policy = settings.policy()
     ruled = [(table, rules) for table in tables if (rules := policy.table(table.name)) is not None]
     found = [text for table, rules in ruled for text in _of_table(table.name, rules)]
-    found += [text for table, rules in ruled for text in _few_values(database, table, rules)]
+    found += [text for table, rules in ruled for text in _few_values(settings, database, table, rules)]
     return [*found, *_open_files(file, settings)]
 
 
@@ -52,16 +55,24 @@ def _of_table(name: str, rules: TableRule) -> Iterator[str]:
             )
 
 
-def _few_values(database: Database, table: SourceTable, rules: TableRule) -> Iterator[str]:
+def _few_values(settings: PartyFile, database: Database, table: SourceTable, rules: TableRule) -> Iterator[str]:
     """Keys that can be guessed from how often each value occurs."""
     keys = [name for name in table.columns if (rule := rules.column(name)) is not None and Use.KEY in rule.uses]
     for name in keys if table.estimated or table.rows > FEW else ():
+        time = Allowance(settings.name, CallerLimits(request_seconds=PATIENCE))
         try:
-            with database.reader() as reader:
+            with allowed(time), database.reader() as reader:
                 source = reader.source(table.name, {name: table.columns[name]})
                 few = f"SELECT DISTINCT {identifier(name)} FROM {source.sql} LIMIT {FEW}"
-                values = len(source.connection.execute(few).fetchall())
+                with interrupted_in_time(source.connection.interrupt):
+                    values = len(source.connection.execute(few).fetchall())
         except (duckdb.Error, TablePuppetError):  # a column that cannot be read is told elsewhere
+            if time.left is not None and time.left < 0:
+                yield (
+                    f"table {table.name}, column {name}: reading it takes more than {PATIENCE:.0f} s, so nothing is "
+                    "known of how many values this key has; callers' requests end after limits.request_seconds"
+                )
+                return
             continue
         if values < FEW:
             yield (

@@ -19,6 +19,7 @@ from tablepuppet.party.blinding_key import read_blinding_key
 from tablepuppet.party.config import PartyFile, is_loopback
 from tablepuppet.party.database import SourceTable
 from tablepuppet.party.databases.delivering import check_database
+from tablepuppet.party.databases.names import UnknownNameError
 from tablepuppet.party.delivered_file import check_place
 from tablepuppet.party.delivery import PredictionsEntry
 from tablepuppet.party.ledger import FILE, Account, Budget, Ledger
@@ -26,7 +27,7 @@ from tablepuppet.party.lint import lint
 from tablepuppet.party.policy import ANONYMOUS, ColumnRule, Embeddings, Level, Policy, Use
 from tablepuppet.party.published import SEE_MORE, open_published
 from tablepuppet.party.state import check_ledger, check_state, is_in_use
-from tablepuppet.party.tls_files import TlsFiles, read_tls_files
+from tablepuppet.party.tls_files import TlsFiles, ends_soon, read_tls_files
 from tablepuppet.sql.types import Family, family
 from tablepuppet.versions import PROTOCOL
 
@@ -86,7 +87,7 @@ def inspect(path: Path) -> PartyReport:
     certificate = _attempt(problems, lambda: read_tls_files(settings.tls, "party") if settings.tls else None)
     _attempt(problems, lambda: check_log(Path(settings.audit_log)))
     _attempt(problems, lambda: _check_state(settings))
-    found = _attempt(problems, lambda: open_published(settings).tables()) or []
+    found = _published(settings, problems)
     if found:
         _check_deliveries(settings, problems)
     policy = settings.policy()
@@ -130,6 +131,22 @@ def _attempt(problems: list[str], check: Callable[[], Found]) -> Found | None:
         text = str(error).replace(SEE_MORE, "")  # this is that check
         problems.append(f"{text}: {reason}" if reason is not None else text)
         return None
+
+
+def _published(settings: PartyFile, problems: list[str]) -> list[SourceTable]:
+    """Published tables; if one is not as the file says, those that are, and what is wrong with each of the others."""
+    database, found = open_published(settings), []
+    try:
+        return database.tables()
+    except PartyError as error:
+        if not isinstance(
+            error.__cause__, UnknownNameError
+        ):  # as a database that does not answer: all would fail alike
+            _attempt(problems, database.tables)
+            return []
+    for name in settings.tables:
+        found += _attempt(problems, partial(database.tables, [name])) or []
+    return found
 
 
 def _check_state(settings: PartyFile) -> None:
@@ -187,7 +204,7 @@ def _table_report(settings: PartyFile, policy: Policy, table: SourceTable) -> Ta
 def _strangers(settings: PartyFile, certificate: TlsFiles | None) -> list[str]:
     if certificate is None:
         return []
-    found = [certificate.warning] if certificate.warning else []
+    found = [text for text in (certificate.warning, ends_soon(certificate.certificate)) if text]
     if certificate.name.lower() != settings.name.lower():
         found.append(
             f"tls.cert belongs to {certificate.name!r}, not to party {settings.name!r}: callers must expect that name"

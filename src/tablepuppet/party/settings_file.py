@@ -53,9 +53,9 @@ def as_settings(raw: Any, kind: type[Settings]) -> Settings:
 def mistakes(raw: Any, kind: Any, place: str = "") -> list[str]:
     """Every unknown field and every wrong value of what a file says, each with its place."""
     found = []
-    for where, known in _unknown(raw, kind, place):
-        found.append(f"unknown field {where!r}{did_you_mean(where.rpartition('.')[2], known)}")
-    wrong = list(_wrong(_known(raw, kind), kind, place))
+    for where, fields in _unknown(raw, kind, place):
+        found.append(f"unknown field {where!r}{did_you_mean(where.rpartition('.')[2], fields)}")
+    wrong = list(_wrong(known(raw, kind), kind, place))
     return found + [f"{where.rstrip('.')}: {text}" if where else text for where, text in wrong]
 
 
@@ -71,25 +71,25 @@ def _wrong(raw: Any, kind: Any, place: str) -> Iterator[tuple[str, str]]:
     try:
         msgspec.convert(raw, kind)
     except msgspec.ValidationError as error:
-        known = _fields(raw, kind)
-        inner = [each for name in known if name in raw for each in _wrong(raw[name], known[name], f"{place}{name}.")]
+        fields = _fields(raw, kind)
+        inner = [each for name in fields if name in raw for each in _wrong(raw[name], fields[name], f"{place}{name}.")]
         yield from inner or [(place, _in_words(str(error), kind))]
 
 
-def _known(raw: Any, kind: Any) -> Any:
+def known(raw: Any, kind: Any) -> Any:
     """What a file says without the fields that no type of settings has."""
-    known = _fields(raw, kind)
-    return {name: _known(raw[name], known[name]) for name in raw if name in known} if known else raw
+    fields = _fields(raw, kind)
+    return {name: known(raw[name], fields[name]) for name in raw if name in fields} if fields else raw
 
 
 def _unknown(raw: Any, kind: Any, place: str) -> Iterator[tuple[str, list[str]]]:
     """Fields that no type of settings has, each with those it has there."""
-    known = _fields(raw, kind)
-    for name in raw if known else ():
-        if name not in known:
-            yield f"{place}{name}", list(known)
+    fields = _fields(raw, kind)
+    for name in raw if fields else ():
+        if name not in fields:
+            yield f"{place}{name}", list(fields)
         else:
-            yield from _unknown(raw[name], known[name], f"{place}{name}.")
+            yield from _unknown(raw[name], fields[name], f"{place}{name}.")
 
 
 def _fields(raw: Any, kind: Any) -> dict[str, Any]:

@@ -15,6 +15,8 @@ from tablepuppet.party.config import TlsPaths
 from tablepuppet.privacy.certificates import Role, identity, roles_of
 from tablepuppet.privacy.private_file import read_private_file
 
+SOON = 30  # days before the end of a certificate from which on it is warned of
+
 
 @dataclass(frozen=True)
 class TlsFiles:
@@ -57,6 +59,13 @@ def read_tls_files(tls: TlsPaths, role: Role) -> TlsFiles:
 def expiry(certificate: bytes) -> datetime:
     """When a certificate in PEM ends."""
     return x509.load_pem_x509_certificate(certificate).not_valid_after_utc
+
+
+def ends_soon(certificate: bytes) -> str:
+    """A warning, if a party's certificate ends within `SOON` days."""
+    left = (expiry(certificate) - datetime.now(UTC)).days
+    days = max(left, 0)
+    return "" if left >= SOON else f"the certificate of this party ends in {days} days; issue a new one, then reload"
 
 
 def _read(path: str, setting: str) -> bytes:

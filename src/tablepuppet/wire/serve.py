@@ -33,7 +33,7 @@ from tablepuppet.party.published import open_deliveries, open_published
 from tablepuppet.party.service import Party
 from tablepuppet.party.state import SECRET_BYTES, SESSIONS, State
 from tablepuppet.party.syslog import Syslog
-from tablepuppet.party.tls_files import TlsFiles, expiry, read_tls_files
+from tablepuppet.party.tls_files import TlsFiles, ends_soon, expiry, read_tls_files
 from tablepuppet.wire.control import Control
 from tablepuppet.wire.desk import Desk
 from tablepuppet.wire.doorkeeper import Doorkeeper
@@ -45,7 +45,6 @@ from tablepuppet.wire.reload import reload
 from tablepuppet.wire.signals import Signals
 
 log = logging.getLogger("tablepuppet.party")
-SOON = 30  # days before the end of a certificate from which on it is warned of
 CHECK = 1.0  # seconds between looks for silent sessions and connections
 
 
@@ -126,6 +125,7 @@ class Service:
             return
         if tls != self.server.tls:
             self.server = self.server.again(tls)
+            self.warned = ""
 
     def look_after(self) -> None:
         """Clean up connections and silent sessions, and warn once a day of a certificate that ends soon."""
@@ -134,9 +134,8 @@ class Service:
         today = datetime.now(UTC)
         if self.server.tls is not None and self.warned != (day := today.date().isoformat()):
             self.warned = day
-            left = (expiry(self.server.tls.certificate) - today).days
-            if left < SOON:
-                log.warning("the certificate of this party ends in %s days; issue a new one, then reload", max(left, 0))
+            if warning := ends_soon(self.server.tls.certificate):
+                log.warning("%s", warning)
 
     def measure(self, metrics: Metrics) -> Health:
         """Have metrics read how the service is; whoever asks for its health asks the same."""
@@ -166,7 +165,7 @@ def serve(settings: PartyFile, ready: Callable[[str], None], read_again: Callabl
 
     ``read_again`` returns the party file as it is now.
     """
-    signals = Signals(signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+    signals = Signals(signal.SIGTERM, signal.SIGINT, signal.SIGHUP, always=signal.SIGHUP)
     metrics = metrics_of(settings)
     remove_spilled()
     server = start(settings, metrics)
@@ -219,7 +218,10 @@ def _page(service: Service, metrics: Metrics) -> MetricsPage:
 
 def _watch(service: Service, signals: Signals) -> None:
     """Look after the service until the end, whatever the machine runs out of; read its file again when asked to."""
-    failed, in_terminal = "", _has_terminal()
+    failed, in_terminal = (
+        "",
+        _has_terminal() and signal.SIGHUP not in signals.ignored,
+    )  # nohup: it outlives the terminal
     while (came := signals.wait(CHECK)) in (None, signal.SIGHUP):
         if came is not None:
             if in_terminal and not _has_terminal():

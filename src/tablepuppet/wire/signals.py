@@ -15,13 +15,14 @@ from types import FrameType
 
 
 class Signals:
-    """The signals of a process that has taken them over; those that are ignored (nohup) stay ignored."""
+    """The signals of a process that has taken them over; those that are ignored stay so, except for ``always``."""
 
-    def __init__(self, *numbers: int):
+    def __init__(self, *numbers: int, always: int | None = None):
         self._ours, self._theirs = socket.socketpair()
         self._theirs.setblocking(False)
+        self.ignored = {number for number in numbers if signal.getsignal(number) is signal.SIG_IGN}  # as under nohup
         for number in numbers:
-            if signal.getsignal(number) is not signal.SIG_IGN:
+            if number not in self.ignored or number == always:
                 signal.signal(number, self._came)
 
     def _came(self, number: int, _: FrameType | None) -> None:

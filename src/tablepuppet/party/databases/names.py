@@ -100,21 +100,17 @@ def find_columns(
 
 
 def find_names(party: str, table: str, stored: Iterable[str], asked: Iterable[str]) -> list[str]:
-    """The table's spelling of every ``asked`` column; an error if it has none of that name."""
+    """The table's spelling of every ``asked`` column; an error that names all that it has not."""
     names, known, where = list(asked), _by_case(stored), f"Party {party!r}: table {table!r}"
     if len({name.lower() for name in names}) < len(names):
         raise PartyError(f"{where}: columns that differ in case only cannot be read together")
-    return [_find_name(where, known, name) for name in names]
-
-
-def _find_name(where: str, stored: Spellings, name: str) -> str:
-    if name.lower() == POSITION:
+    if POSITION in {name.lower() for name in names}:
         raise PartyError(f"{where}: a column cannot be called {POSITION}; publish a view that renames it")
-    found = _spelled(stored, name)
-    if found is None:
-        listed = ", ".join(each for alike in stored.values() for each in alike)
-        raise UnknownNameError(f"{where} has no column {name!r}; it has: {listed}")
-    return found
+    found = {name: spelling for name in names if (spelling := _spelled(known, name)) is not None}
+    if missing := [repr(name) for name in names if name not in found]:
+        listed = ", ".join(each for alike in known.values() for each in alike)
+        raise UnknownNameError(f"{where} has no column {', '.join(missing)}; it has: {listed}")
+    return list(found.values())
 
 
 Spellings = dict[str, list[str]]
