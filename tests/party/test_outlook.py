@@ -106,6 +106,10 @@ def test_the_commands_of_an_operator(tmp_path: Path) -> None:
         tmp_path, "party", "check", "party.toml", "--as", "analyst", "--sql", "SELECT secret FROM cards", "--json"
     )
     assert (refused.returncode, json.loads(refused.stdout)["query"]["rule"]) == (1, "level")
+    joined = "SELECT town FROM cards JOIN another USING (card)"
+    beyond = tablepuppet(tmp_path, "party", "check", "party.toml", "--as", "analyst", "--sql", joined)
+    words = " ".join(beyond.stdout.split())
+    assert (beyond.returncode, "only this party's own tables are known" in words) == (1, True), beyond.stdout
     misused = tablepuppet(tmp_path, "party", "check", "party.toml", "--sql", "SELECT town FROM cards")
     assert (misused.returncode, "--sql goes with --as" in misused.stderr) == (1, True)
     with pytest.raises(tp.ConfigError, match="--diff compares files"):

@@ -9,7 +9,7 @@ import typer
 
 from tablepuppet.cli.complaint import complain
 from tablepuppet.cli.output import print_json, print_text, results_console
-from tablepuppet.errors import plain_text
+from tablepuppet.errors import QueryError, plain_text
 from tablepuppet.runs.figures import number
 
 if TYPE_CHECKING:  # a command loads what it needs
@@ -172,7 +172,9 @@ def _show_query(query: QueryReport, screen: Console) -> None:
     if query.accepted:
         print_text("Verdict: the query would be accepted; each op is checked again, by the releases above.")
     else:
-        print_text(f"Verdict: the query would be refused by {query.rule}: {query.reason}")
+        known = "is not known, as only this party's own tables are known here"
+        refused = known if query.rule == QueryError.__name__ else f"would be refused by {query.rule}"
+        print_text(f"Verdict: the query {refused}: {query.reason}")
 
 
 def print_difference(file: Path, as_json: bool) -> None:
