@@ -7,15 +7,21 @@ than that of the file.
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, get_args, get_type_hints
+from typing import Any, cast, get_args, get_type_hints
 
+import pyarrow as pa
 from msgspec import Struct
 
 import tablepuppet.learn.party_ops  # noqa: F401 - registers every op
+from tablepuppet.party.blind import blind
+from tablepuppet.party.local_table import category_key, category_secret
 from tablepuppet.party.ops import REGISTRY, Op
+from tablepuppet.party.service import Party
 from tablepuppet.sql.catalog import Shard
+from tablepuppet.sql.types import Family
 from tablepuppet.versions import PROTOCOL
 from tablepuppet.wire.protocol import _Head, _Opening
 
@@ -31,7 +37,16 @@ def words() -> list[str]:
     hints = [hint for each in own for hint in each.parameters.hints.values()]
     for hint in (*hints, _Head, _Opening, Shard):
         records |= _records(hint)
-    return [*ops, *(line for _, line in sorted(records.items()))]
+    return [*ops, *(line for _, line in sorted(records.items())), _digests()]
+
+
+def _digests() -> str:
+    """What becomes of a key and a category under a key of zeros: all parties of a session must compute the same."""
+    key, values = bytes(32), pa.chunked_array([pa.array(["a", "b"])])
+    party: Any = Party("p", cast(Any, None), key)
+    joined = blind([values], [Family.TEXT.value], key).digests.tobytes()
+    category = category_key(category_secret(key, "e"), "e", "lower(genre)")
+    return f"digests: {party.key_mark} {hashlib.sha256(joined + category).hexdigest()[:16]}"
 
 
 def _op(found: Op) -> str:
