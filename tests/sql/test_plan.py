@@ -40,12 +40,14 @@ def planned(sql: str, label: str | None = None, drop: tuple[str, ...] = ()) -> P
         ("s = 'it''s'", [Comparison("s", "=", ("it's",))]),
         ("s IN ('a', 'b')", [Comparison("s", "in", ("a", "b"))]),
         ("s IS NULL", [Comparison("s", "is null")]),
+        ("day >= DATE '2024-02-29'", [Comparison("day", ">=", ("2024-02-29",))]),
+        ("day IN ('2024-01-01', DATE '2024-01-02')", [Comparison("day", "in", ("2024-01-01", "2024-01-02"))]),
         ("x IS NOT NULL", [Comparison("x", "is not null")]),
         ("\"two words\" = 1 AND (s <> 'x')", [Comparison("two words", "=", (1,)), Comparison("s", "<>", ("x",))]),
     ],
 )
 def test_plain_comparisons_are_pushed(predicate: str, expected: list[Comparison]) -> None:
-    """Comparisons of whole numbers, doubles and exact text go to the source database."""
+    """Comparisons of whole numbers, doubles, days and exact text go to the source database."""
     assert pushable(predicate, TYPES) == tuple(expected)
     assert all(plain for _, plain in conjuncts(predicate, TYPES))
 
@@ -64,7 +66,10 @@ def test_plain_comparisons_are_pushed(predicate: str, expected: list[Comparison]
     i = NULL
     f = 0.5
     d > 1
-    day >= CAST('2024-01-01' AS DATE)
+    day >= '24-1-1'
+    day = CAST('2023-02-29' AS DATE)
+    day IS NULL
+    s = CAST('2024-01-01' AS DATE)
     ts < CAST('2024-01-01 00:00:00' AS TIMESTAMP)
     b
     b = TRUE

@@ -7,7 +7,7 @@ is what `open` carries to a party: names and checked expressions, no data.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from sqlglot import exp
 
@@ -15,7 +15,7 @@ from tablepuppet.errors import QueryError
 from tablepuppet.sql.catalog import Catalog, Shard, VerticalTable
 from tablepuppet.sql.expression import and_parts, checked, column_text, columns_of, render
 from tablepuppet.sql.query import Branch, Comparison, KeyClass, Operator, Query
-from tablepuppet.sql.types import Family, family
+from tablepuppet.sql.types import Family, family, is_day
 
 
 @dataclass(frozen=True)
@@ -146,6 +146,8 @@ def pushable(predicate: str, types: Mapping[str, str]) -> tuple[Comparison, ...]
 
     >>> pushable("(a >= 3) AND (b IN ('x', 'y')) AND (c LIKE 'z%')", {"a": "BIGINT", "b": "VARCHAR", "c": "VARCHAR"})
     (Comparison(column='a', operator='>=', values=(3,)), Comparison(column='b', operator='in', values=('x', 'y')))
+    >>> pushable("(d < DATE '2024-03-01') AND (t = DATE '2024-03-01')", {"d": "DATE", "t": "VARCHAR"})
+    (Comparison(column='d', operator='<', values=('2024-03-01',)),)
     """
     return tuple(c for part in and_parts(checked(predicate)) for c in _comparisons(part, types) if c is not None)
 
@@ -167,7 +169,16 @@ def _comparisons(node: exp.Expr, types: Mapping[str, str]) -> list[Comparison | 
         low, high = node.args["low"], node.args["high"]
         parts = [exp.GTE(this=node.this, expression=low), exp.LTE(this=node.this, expression=high)]
     found = map(_comparison, parts)
-    return [c if c is not None and _same_everywhere(c, types[c.column]) else None for c in found]
+    return [_plain(c) if c is not None and _same_everywhere(c, types[c.column]) else None for c in found]
+
+
+class _Day(str):
+    """A text that was written as a date: it is compared with dates only."""
+
+
+def _plain(comparison: Comparison) -> Comparison:
+    values = tuple(str(value) if isinstance(value, _Day) else value for value in comparison.values)
+    return replace(comparison, values=values)
 
 
 def _comparison(node: exp.Expr) -> Comparison | None:
@@ -194,6 +205,8 @@ def _literal(node: exp.Expr) -> int | float | str | None:
     if isinstance(node, exp.Neg):
         value = _literal(node.this)
         return -value if isinstance(value, int | float) else None
+    if isinstance(node, exp.Cast) and node.is_type("DATE") and isinstance(node.this, exp.Literal):
+        return _Day(node.this.this) if node.this.is_string else None
     if not isinstance(node, exp.Literal):
         return None
     if node.is_string:
@@ -202,8 +215,10 @@ def _literal(node: exp.Expr) -> int | float | str | None:
 
 
 def _same_everywhere(comparison: Comparison, type_name: str) -> bool:
-    """Whole numbers and doubles compare alike in every database, text only for equality; FLOAT rounds differently."""
-    kinds = {str if isinstance(value, str) else float for value in comparison.values}
+    """Whole numbers, doubles and dates compare alike in every database, text only if equal; FLOAT rounds otherwise."""
+    kinds = {type(value) if isinstance(value, str) else float for value in comparison.values}
     if family(type_name) is Family.TEXT:
         return kinds <= {str} and comparison.operator not in ("<", "<=", ">", ">=")
+    if type_name == "DATE":
+        return bool(kinds) and kinds <= {str, _Day} and all(is_day(str(value)) for value in comparison.values)
     return kinds <= {float} and (family(type_name) is Family.INTEGER or type_name == "DOUBLE")

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
+from datetime import date
 from enum import Enum
 
 
@@ -48,6 +49,21 @@ _PLAIN = frozenset("BIGNUM BIT BLOB GEOMETRY INTERVAL JSON TIME TIME_NS TIMESTAM
 _DECIMAL = re.compile(r"DECIMAL\((\d{1,2}),\s?(\d{1,2})\)", re.ASCII)
 _ENUM = re.compile(r"ENUM\('(?:[^']|'')*'(?:, '(?:[^']|'')*')*\)")
 MOST_DIGITS = 38
+
+_DAY = re.compile(r"[1-9][0-9]{3}-[0-9]{2}-[0-9]{2}")
+
+
+def is_day(text: str) -> bool:
+    """Whether a text is a day that every database reads alike.
+
+    >>> is_day("2024-02-29"), is_day("2023-02-29"), is_day("24-1-1")
+    (True, False, False)
+    """
+    try:
+        return _DAY.fullmatch(text) is not None and date.fromisoformat(text) is not None
+    except ValueError:
+        return False
+
 
 NUMERIC = frozenset({Family.INTEGER, Family.DECIMAL, Family.FLOAT, Family.BOOLEAN, Family.DATE, Family.TIMESTAMP})
 """Families that become one number as a feature; dates and timestamps count days since 1970-01-01."""

@@ -28,7 +28,7 @@ from tablepuppet.party.request import Request
 from tablepuppet.party.service import HERE, Party
 from tablepuppet.sql.catalog import Catalog, Shard
 from tablepuppet.sql.parse import parse
-from tablepuppet.sql.plan import Scan, plan
+from tablepuppet.sql.plan import Scan, plan, pushable
 from tablepuppet.wire import desk as desk_module
 from tablepuppet.wire.desk import Desk
 from tests import mariadb_server
@@ -203,6 +203,35 @@ def test_mariadb_finds_few_rows_by_an_index(mariadb: str, monkeypatch: pytest.Mo
     assert len(fed.sql("SELECT x FROM orders WHERE name = 'n77'")) == 1
     assert mariadb_server.execute(mariadb, rows)[0][0] - before < 50_000
     assert shard.rows == pytest.approx(100_000, rel=0.5)
+
+
+def test_days_are_compared_at_the_server(server: Any) -> None:
+    """As DuckDB does, whatever is written; a zero date of MariaDB, which is missing here, is never lost or found."""
+    kind, url, execute = server
+    days = ["'2024-01-01'", "'2024-02-29'", "'2024-03-01'", "NULL", "'infinity'" if kind == "postgresql" else "0"]
+    mode = [] if kind == "postgresql" else ["SET SESSION sql_mode = ''"]
+    values = ", ".join(f"({number}, {day})" for number, day in enumerate(days, 1))
+    execute("CREATE TABLE visits (id int PRIMARY KEY, day date)", *mode, f"INSERT INTO visits VALUES {values}")
+    fed = tp.Federation({"shop": url})
+    infinite = {5} if kind == "postgresql" else set[int]()
+    expected = {
+        "day = DATE '2024-02-29'": {2},
+        "day >= '2024-02-29'": {2, 3} | infinite,
+        "day < CAST('2024-03-01' AS DATE)": {1, 2},
+        "day <> DATE '2024-01-01'": {2, 3} | infinite,
+        "day IN (DATE '2024-01-01', DATE '2024-03-01')": {1, 3},
+        "day BETWEEN DATE '2024-01-02' AND DATE '2024-12-31'": {2, 3},
+        "day IS NULL": {4, 5} - infinite,
+    }
+    for condition, ids in expected.items():
+        found = fed.sql(f"SELECT day FROM visits WHERE {condition}")
+        assert {place + 1 for place in found.rows()["visits.row"].to_pylist()} == ids, condition
+        with open_database("shop", url).reader() as reader:
+            pushed = pushable(condition, {"day": "DATE"})
+            sent = reader.source("visits", {"id": "INTEGER", "day": "DATE"}, pushed)
+            [rows] = sent.connection.execute(f"SELECT list(id) FROM {sent.sql}").fetchall()
+            assert ids <= set(rows[0]), condition  # and DuckDB filters again
+            assert len(rows[0]) < 5 or not pushed, condition
 
 
 def opened(postgres: str, *queries: str, **limits: int) -> tuple[Party, list[LocalTable]]:

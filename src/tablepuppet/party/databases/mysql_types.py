@@ -81,10 +81,13 @@ class MySQLType:
         return self._kind() in ("integer", "decimal") or self.name in _TIMES
 
     def comparable(self, column: str) -> Comparable | None:
-        """How the column compares in MySQL; None for dates, where IS NULL finds zero dates or does not.
+        """How the column compares in MySQL; None for moments, where IS NULL finds zero dates or does not.
 
-        Text compares as bytes: collations ignore case and spaces at the end.
+        A zero date, NULL here, is less than every day there. Text compares as bytes: collations ignore case and spaces
+        at the end.
         """
+        if self.name == "date":
+            return Comparable(column, "date", nulls=False)
         if self.name in _TIMES:
             return None
         if self.duckdb == "VARCHAR":

@@ -13,10 +13,10 @@ from typing import Literal
 
 from tablepuppet.party.databases.names import text_literal
 from tablepuppet.sql.query import Comparison
-from tablepuppet.sql.types import Family, family
+from tablepuppet.sql.types import Family, family, is_day
 
 Value = int | float | str
-Kind = Literal["integer", "decimal", "double", "text", "other"]
+Kind = Literal["integer", "decimal", "double", "text", "date", "other"]
 
 # Beyond these a double cannot distinguish neighbouring whole numbers, or decimals.
 _EXACT_WHOLE = 2**53
@@ -31,6 +31,7 @@ class Comparable:
     kind: Kind
     digits: int = 0  # of a decimal
     also: str = ""  # an expression with an index, to which equal texts are equal too; others may be
+    nulls: bool = True  # whether NULL here is NULL there
 
 
 def kind_of(type_name: str) -> Kind:
@@ -41,7 +42,9 @@ def kind_of(type_name: str) -> Kind:
     """
     if type_name == "DOUBLE":  # but not FLOAT: databases disagree whether 0.1 equals the nearest FLOAT
         return "double"
-    kinds: dict[Family, Kind] = {Family.INTEGER: "integer", Family.DECIMAL: "decimal", Family.TEXT: "text"}
+    kinds: dict[Family, Kind] = {
+        Family.INTEGER: "integer", Family.DECIMAL: "decimal", Family.TEXT: "text", Family.DATE: "date"
+    }  # fmt: skip
     return kinds.get(family(type_name), "other")
 
 
@@ -60,7 +63,7 @@ def condition(where: Sequence[Comparison], columns: Mapping[str, Comparable], li
 
 def _means_the_same(comparison: Comparison, column: Comparable) -> bool:
     if comparison.operator in ("is null", "is not null"):
-        return True
+        return column.nulls
     if column.kind == "text" and comparison.operator not in ("=", "<>", "in"):  # an order depends on the collation
         return False
     return bool(comparison.values) and all(_exact(value, column) for value in comparison.values)
@@ -72,6 +75,8 @@ def _exact(value: Value, column: Comparable) -> bool:
             return False
         case "text", str():
             return "\0" not in value and _encodable(value)
+        case "date", str():
+            return is_day(value)
         case (("integer" | "decimal"), int()):
             return -(2**63) <= value < 2**63
         case "integer", float():
@@ -97,6 +102,8 @@ def _written(comparison: Comparison, column: Comparable, literal: Callable[[Valu
     if comparison.operator in ("is null", "is not null"):
         return f"{column.sql} {comparison.operator.upper()}"
     values = [literal(float(value) if column.kind == "double" else value) for value in comparison.values]
+    if column.kind == "date":
+        values = [f"DATE {text_literal(str(value))}" for value in comparison.values]
     operator, value = (
         ("IN", f"({', '.join(values)})") if comparison.operator == "in" else (comparison.operator, values[0])
     )

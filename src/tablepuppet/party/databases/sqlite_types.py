@@ -107,4 +107,5 @@ class SQLiteType:
         """How the column compares in SQLite; decimals are sent as text, and SQLite would compare them as text."""
         if self.duckdb.startswith("DECIMAL"):
             return None
-        return Comparable(f"({self.sent(column)}) COLLATE BINARY", kind_of(self.duckdb), digits=99)
+        kind = kind_of(self.duckdb)  # dates are texts there, in any form
+        return Comparable(f"({self.sent(column)}) COLLATE BINARY", "other" if kind == "date" else kind, digits=99)
