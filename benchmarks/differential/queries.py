@@ -150,8 +150,9 @@ def _compare_cells(
 ) -> None:
     """The cells that parties read for the rows that take part."""
     for shard in relation.mapping.tables[alias].shards:
-        snapshot = party_of(fed.engine, shard.party).table(relation._session.id, alias).snapshot
-        read = snapshot.position(np.arange(snapshot.rows, dtype=np.int32))
+        table = party_of(fed.engine, shard.party).table(relation._session.id, alias)
+        snapshot = table.snapshot
+        read = table.positions(np.arange(snapshot.rows, dtype=np.int32))
         source = drawn.parties[shard.party][f"tab_{alias}"].take(pa.array(read))
         for name in ("v", "w"):
             output = next(e.name for e in relation.query.outputs if (e.alias, e.expression) == (alias, name))
