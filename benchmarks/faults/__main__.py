@@ -13,6 +13,7 @@ import argparse
 import json
 import os
 import random
+import shutil
 import signal
 import subprocess
 import sys
@@ -205,6 +206,7 @@ class Bench:
             self._run(case)
         finally:
             self.machine.end()
+            shutil.rmtree(self.folder / "runs" / f"case{case.number}", ignore_errors=True)  # or its disk fills up
         self._judge_parties(case, logs)
         case.seconds = round(time.perf_counter() - began, 1)
 
