@@ -106,14 +106,13 @@ def test_many_scans_are_read_while_there_is_room(tmp_path: Path, monkeypatch: py
         analyst.send(opening(analyst, scan, session="last"))
 
 
-def test_a_request_without_a_step_is_refused_and_logged(tmp_path: Path) -> None:
-    """It would be written into the journal, and be in no log."""
+def test_a_request_without_a_step_is_logged(tmp_path: Path) -> None:
+    """An honest caller asks so whether a party is back; it is a line of the log like any other."""
     analyst = attacker(tmp_path)
     analyst.open("s", analyst.scan("SELECT amount FROM cards"))
-    with pytest.raises(tp.PartyError, match="the request has no step"):
-        analyst.send(Request("run", "s", {}, (), 1))
+    assert analyst.send(Request("run", "s", {}, (), 1)) == []
     last = audit_lines(tmp_path)[-1]
-    assert (last["verb"], last["session"], last["outcome"]) == ("run", "s", "failed")
+    assert (last["verb"], last["session"], last["outcome"]) == ("run", "s", "ok")
 
 
 def test_names_that_a_caller_chose_do_not_fill_the_log(tmp_path: Path) -> None:

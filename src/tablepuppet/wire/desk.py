@@ -187,8 +187,6 @@ class Desk:
                     f"party {self.party.name!r}: request {request.sequence} of this session came after request "
                     f"{line.done}; one was lost, came twice or overtook another. Open the relation again, by fed.sql"
                 )
-            if request.verb == "run" and not request.steps:  # it would be written down, and be in no log
-                raise PartyError(f"party {self.party.name!r}: the request has no step")
             return self.journal.add(key, request) if self.journal is not None else 0
         except TablePuppetError as error:
             self.party.note_refusal(*key, request.verb, error)
