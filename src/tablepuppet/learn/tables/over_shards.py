@@ -121,7 +121,7 @@ class BatchGradients(RowGradients):
         return {"places": self.done.within(alias, shard.slice), "rows": rows}
 
     def held(self, lou: LearningOverUnion, alias: str, shard: ShardRows) -> dict[str, Any]:
-        """The same, and the rows whose predictions are wanted."""
+        """Gradients of the batch, and the rows of the next, whose predictions are wanted."""
         return {**self.sent(lou, alias, shard), "next_places": self.following.within(alias, shard.slice)}
 
     def shown(self, alias: str, shard: ShardRows) -> dict[str, Any]:
