@@ -145,4 +145,4 @@ def test_labels(test: tp.Relation) -> Any:
     learner = tp.LinearRegression()
     assert test.query.label is not None
     asked = learner._ask_labels(test.client, test.query.label)
-    return learner._prepare(test.client, test.query.label, asked).rows.whole().labels
+    return learner._prepare(test.client, test.query.label, asked).rows.labels()

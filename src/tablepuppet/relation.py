@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 
 from tablepuppet.arrays import mark
 from tablepuppet.errors import LearnError, NotPickledError, PrivacyError
+from tablepuppet.mapping.joined_rows import JoinedRows
 from tablepuppet.mapping.table_mapping import TableMapping
 from tablepuppet.operators.client import Client
 from tablepuppet.operators.dealing import dealt, dealt_to_groups
@@ -91,7 +92,7 @@ class Relation:
     """
 
     def __init__(
-        self, session: Session, mapping: TableMapping | None = None, prep: Pipeline | None = None, shares: bool = False
+        self, session: Session, rows: JoinedRows | None = None, prep: Pipeline | None = None, shares: bool = False
     ):
         self._session, self._prep = session, session.settings.prep if prep is None else prep
         self._view = session.new_view()
@@ -99,8 +100,8 @@ class Relation:
         self._shared: Encoding | None = None
         self._to_learn: Relation | None = None
         self._information: Mapping[str, float] = {}  # values of columns, as the last fit of its pipeline found them
-        if mapping is not None:
-            self.mapping = mapping
+        if rows is not None:
+            self.joined_rows = rows
 
     def withdrawn_if_it_fails(self) -> AbstractContextManager[None]:
         """If the block raises, steps about models that it has queued for the parties are not sent."""
@@ -112,16 +113,21 @@ class Relation:
         )
 
     @cached_property
+    def joined_rows(self) -> JoinedRows:
+        """The joined rows, which only this object holds."""
+        return self._session.join()
+
+    @property
     def mapping(self) -> TableMapping:
         """For each joined row, its row in every table."""
-        return self._session.join()
+        return self.joined_rows.mapping
 
     @cached_property
     def client(self) -> Client:
         """The way to the shards of this relation."""
         session = self._session
         return Client(
-            session.engine, session.outbox, self._view, session.plan, self.mapping, session.rows_read, session.key,
+            session.engine, session.outbox, self._view, session.plan, self.joined_rows, session.rows_read, session.key,
             session.secured,
         )  # fmt: skip
 
@@ -169,7 +175,7 @@ class Relation:
 
     def without_reduction(self) -> Relation:
         """The same joined rows with duplicates kept: every party computes and sends as many rows as the join has."""
-        return Relation(self._session, self.mapping.unreduced(), self.prep)
+        return Relation(self._session, self.joined_rows.unreduced(), self.prep)
 
     @property
     def prep(self) -> Pipeline:
@@ -191,7 +197,7 @@ class Relation:
                 "Map is evaluated where columns are read: a pipeline for rows that are read already begins with the "
                 "Map steps of fed.sql(..., prep=...), and has no others"
             )
-        found = Relation(self._session, self.mapping, pipeline, self._shares)
+        found = Relation(self._session, self.joined_rows, pipeline, self._shares)
         found._foreseen()
         return found
 
@@ -219,19 +225,19 @@ class Relation:
         if not self.prep.leaves_out:
             return self
         if self._to_learn is None:
-            self._to_learn = Relation(self._session, self.mapping, self.prep, self._shares)
+            self._to_learn = Relation(self._session, self.joined_rows, self.prep, self._shares)
         return self._to_learn
 
     def sharing_encoders(self) -> Relation:
         """The same joined rows, whose encoders are fitted once for all learners that learn from them."""
-        return Relation(self._session, self.mapping, self.prep, shares=True)
+        return Relation(self._session, self.joined_rows, self.prep, shares=True)
 
     def fit_private_encoding(self, noise: EncoderNoise) -> Encoding:
         """The same from a policy's bounds and lists, or from statistics with noise."""
         return fit_encoding(self.client, self.prep, self.max_categories, self.events, noise)
 
     def __len__(self) -> int:
-        return len(self.mapping)
+        return len(self.joined_rows)
 
     @property
     def columns(self) -> list[str]:
@@ -239,7 +245,7 @@ class Relation:
         return [column.name for column in self.query.features]
 
     def __repr__(self) -> str:
-        size = f"{len(self):,} joined rows" if "mapping" in self.__dict__ else "not joined yet"
+        size = f"{len(self):,} joined rows" if "joined_rows" in self.__dict__ else "not joined yet"
         label = f", label {self.query.label.name!r}" if self.query.label else ""
         return f"<Relation: {size}, {len(self.columns)} features{label}>"
 
@@ -254,18 +260,18 @@ class Relation:
             )
             for alias, table in tables.items()
         }
-        size = f"{len(self):,} joined rows" if "mapping" in self.__dict__ else "not joined yet"
+        size = f"{len(self):,} joined rows" if "joined_rows" in self.__dict__ else "not joined yet"
         return card(f"Relation: {size}, {len(self.columns)} features", facts, query.sql.strip())
 
     def explain(self) -> Explanation:
         """The plan: scans, pushed filters, join keys, sizes, bytes per training round, where to run it."""
         shards = {
             (shard.party, alias): ShardSize(self._session.rows_read[shard.party, alias], len(shard.row_ids))
-            for alias, table in self.mapping.tables.items()
+            for alias, table in self.joined_rows.tables.items()
             for shard in table.shards
         }
         local = frozenset(party for party in self.plan.parties if not self._session.engine.is_service(party))
-        sizes = JoinSizes(len(self), self.mapping.nbytes, shards, np.dtype(self.wire).itemsize)
+        sizes = JoinSizes(len(self), self.joined_rows.nbytes, shards, np.dtype(self.wire).itemsize)
         return explain(self.plan, sizes, local, () if self.prep is DEFAULT else self._prepared_by())
 
     def _prepared_by(self) -> list[str]:
@@ -470,7 +476,7 @@ class Relation:
         Only where all parties are in this process: elsewhere a row's place is nobody's business.
         """
         columns: dict[str, pa.Array] = {}
-        for alias, table in self.mapping.tables.items():
+        for alias, table in self.joined_rows.tables.items():
             names, places = [], [np.zeros(0, np.int64)]
             for place, shard in enumerate(table.shards):
                 positions = self._session.engine.capabilities(shard.party).positions
@@ -482,8 +488,8 @@ class Relation:
                 names.append(np.full(len(shard.row_ids), place, np.int32))
                 places.append(positions(self._session.id, alias, shard.row_ids))
             owners = pa.array([shard.party for shard in table.shards], pa.string())
-            columns[f"{alias}.party"] = owners.take(pa.array(np.concatenate(names)[table.index]))
-            columns[f"{alias}.row"] = pa.array(np.concatenate(places)[table.index])
+            columns[f"{alias}.party"] = owners.take(pa.array(self.joined_rows.taken(alias, np.concatenate(names))))
+            columns[f"{alias}.row"] = pa.array(self.joined_rows.taken(alias, np.concatenate(places)))
         return pa.table(columns)
 
     @names_checked
@@ -517,7 +523,7 @@ class Relation:
         """Why a party will refuse to use these joined rows, which go by ``name`` for people: fewer rows of its table
         take part than its policy allows (``min_rows``). "" if none will.
         """
-        for alias, table in self.mapping.tables.items():
+        for alias, table in self.joined_rows.tables.items():
             published = {shard.party: shard for shard in self.plan.tables[alias].shards}
             for shard in table.shards:
                 known = published[shard.party]
@@ -552,7 +558,7 @@ class Relation:
             counts = np.bincount(classes)
             parts = [mark(n, rng.permutation(n)[:size]) for n, size in zip(counts, shares(counts, test), strict=True)]
             return alias, dealt(self.client, alias, np.concatenate(parts), classes).astype(bool)
-        rows = self.mapping.tables[self.split_table].rows
+        rows = self.joined_rows.tables[self.split_table].rows
         drawn = mark(rows, rng.permutation(rows)[: round(test * rows)])
         return self.split_table, dealt(self.client, self.split_table, drawn).astype(bool)
 
@@ -564,7 +570,7 @@ class Relation:
     def parted(self, alias: str, chosen: NDArray[np.bool_]) -> tuple[Relation, Relation]:
         """(the joined rows of other rows of a table, those of the chosen ones)."""
         rest, those = (
-            Relation(self._session, self.mapping.where(alias, side), self.prep) for side in (~chosen, chosen)
+            Relation(self._session, self.joined_rows.where(alias, side), self.prep) for side in (~chosen, chosen)
         )
         return rest, those
 

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from tablepuppet.errors import PartyError, TablePuppetError
 from tablepuppet.mapping.join import JoinBranch, ShardKeys, join
-from tablepuppet.mapping.table_mapping import TableMapping
+from tablepuppet.mapping.joined_rows import JoinedRows
 from tablepuppet.operators.secure_sum import SecureTables
 from tablepuppet.party.reply_check import check_reply, keys_returned
 from tablepuppet.party.request import UNDECLARED, Declared, Request, Step
@@ -139,7 +139,7 @@ class Session:
         """A name for the rows of one relation over these snapshots."""
         return f"v{next(self._views)}"
 
-    def join(self) -> TableMapping:
+    def join(self) -> JoinedRows:
         """Join the blinded keys, which are not needed after that."""
         keys, self._keys = self._keys, {}
         done = self.events.progress("join", "joining blinded keys", 1)
@@ -148,10 +148,10 @@ class Session:
             for alias in self.plan.tables
         }
         branches = [self._branch(number, keys) for number in range(len(self.plan.query.branches))]
-        mapping = join(tables, branches, self.plan.query.distinct, self.settings.memory_limit)
+        joined = join(tables, branches, self.plan.query.distinct, self.settings.memory_limit)
         done(1)
-        self.events.emit("info", "joined", f"{len(mapping):,} joined rows")
-        return mapping
+        self.events.emit("info", "joined", f"{len(joined):,} joined rows")
+        return JoinedRows(joined)
 
     def _shard_keys(self, scan: Scan, reply: Blinded) -> ShardKeys:
         labels = [key.label for key in scan.keys]

@@ -10,8 +10,8 @@ from numpy.typing import NDArray
 
 from tablepuppet.learn.loss.joined_loss import JoinedLoss
 from tablepuppet.learn.loss.losses import Evaluation, Loss
+from tablepuppet.mapping.joined_rows import JoinedRows
 from tablepuppet.mapping.table_mapping import TableMapping
-from tablepuppet.operators.joined_rows import JoinedRows
 
 Array = NDArray[np.float64]
 

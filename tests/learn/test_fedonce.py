@@ -136,7 +136,7 @@ def test_a_guest_sees_each_base_row_once_however_often_it_is_joined(tmp_path: Pa
         assert place is not None
         table = place(client.session, alias)
         data, network = encoded(table, client.view, model.encoding_.id), model._model.table_model(alias)
-        assert len(data.dense) == client.mapping.tables[alias].rows < len(relation)
+        assert len(data.dense) == client.tables[alias].rows < len(relation)
         start = network.start(5, alias, data.dense.shape[1])
         own = int(np.random.default_rng([5, zlib.crc32(f"{alias}/{party}".encode())]).integers(2**62))
         targets = targets_of(table.snapshot.place(table.view(client.view).row_ids), 4, own)

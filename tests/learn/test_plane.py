@@ -14,7 +14,7 @@ from tablepuppet.learn.loss.joined_loss import JoinedLoss
 from tablepuppet.learn.loss.logistic import Logistic
 from tablepuppet.learn.loss.losses import Squared
 from tablepuppet.learn.loss.softmax import Softmax
-from tablepuppet.operators.joined_rows import Column, JoinedRows
+from tablepuppet.mapping.joined_rows import Column, JoinedRows
 from tests.learn.labelled import Labelled
 
 Array = NDArray[np.float64]
@@ -26,7 +26,7 @@ def write(rows: JoinedRows, column: Column, values: Array) -> None:
 
 
 def mix(rows: JoinedRows, directions: Directions, weights: Array) -> None:
-    rows.each(lambda block: directions.mix(block, weights))
+    rows.each(directions.in_blocks.mix, weights)
 
 
 def made(rows: JoinedRows, count: int, seed: int = 0) -> Directions:

@@ -11,7 +11,7 @@ import pytest
 
 import tablepuppet as tp
 from tablepuppet.learn.noise.predictions import DirectionNoise, calmed, left_in_mean
-from tablepuppet.operators.joined_rows import SCORES, JoinedRows
+from tablepuppet.mapping.joined_rows import SCORES, JoinedRows
 from tablepuppet.operators.loj import LearningOverJoin
 from tests.relations import federation
 
@@ -86,7 +86,7 @@ def test_variances_are_those_of_noise(tmp_path: Path) -> None:
     np.testing.assert_allclose(noise.square, (found**2).mean(), rtol=0.1)
     np.testing.assert_allclose(noise.of_mean, found.mean(axis=1).var(), rtol=0.15)
     np.testing.assert_allclose(noise.of_slope, (found @ gradient).var(), rtol=0.15)
-    assert left_in_mean(relation.mapping, "c") > 10 * left_in_mean(relation.mapping, "o")
+    assert left_in_mean(relation.joined_rows, "c") > 10 * left_in_mean(relation.joined_rows, "o")
 
 
 def test_what_is_believed() -> None:

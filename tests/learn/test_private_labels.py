@@ -105,7 +105,7 @@ def labels(relation: tp.Relation, privacy: tp.Privacy) -> dict[int, Any]:
     table = bank.table(relation.client.session, "c", "analyst")
     mapped = relation.mapping.tables["c"]
     ids = table.snapshot.position(mapped.shards[0].row_ids)[mapped.index]
-    return dict(zip(ids.tolist(), loss.rows.whole().labels.tolist(), strict=True))
+    return dict(zip(ids.tolist(), loss.rows.labels().tolist(), strict=True))
 
 
 def test_classes_are_noised_as_epsilon_says(bank: Bank) -> None:

@@ -19,8 +19,8 @@ from tablepuppet.jobs import Run, SearchSection
 from tablepuppet.learn.learners import linear as linear_module
 from tablepuppet.learn.learners import search as module
 from tablepuppet.learn.learners.folds import Folding, measure_along_l2
-from tablepuppet.operators.joined_rows import JoinedRows
-from tablepuppet.operators.merged import merged
+from tablepuppet.mapping.joined_rows import JoinedRows
+from tablepuppet.mapping.merged import merged
 from tablepuppet.runs.stages import Stages
 from tests.learn.test_selection import SQL, tables
 from tests.relations import federation, record_wire

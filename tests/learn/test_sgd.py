@@ -13,7 +13,8 @@ import tablepuppet as tp
 from tablepuppet.learn.loss.logistic import Logistic
 from tablepuppet.learn.loss.losses import Squared
 from tablepuppet.learn.loss.softmax import Softmax
-from tablepuppet.operators.batches import batches
+from tablepuppet.mapping.batches import batches
+from tablepuppet.mapping.joined_rows import JoinedRows
 from tests.learn.labelled import Labelled
 from tests.learn.materialised import ALL, JOIN, Array, JoinedTable, class_numbers, learner, shop, theta_of
 from tests.relations import federation, record_wire
@@ -106,7 +107,7 @@ def test_bytes_follow_distinct_base_rows(tmp_path: Path, monkeypatch: pytest.Mon
     relation = relation_of(federation(tmp_path, shop(1), wire="float32"), "returned")
     expected = [
         {alias: len(places) for alias, places in batch.places.items()}
-        for batch in batches(relation.mapping, list(relation.mapping.tables), SIZE, SEED, 1)
+        for batch in batches(relation.joined_rows, list(relation.mapping.tables), SIZE, SEED, 1)
     ]
     messages = record_wire(monkeypatch)
     assert tp.LogisticRegression(solver="sgd", rounds=1, batch_size=SIZE, seed=SEED).fit(relation).coef_
@@ -132,11 +133,11 @@ def test_batches_of_secured_tables(tmp_path: Path, size: int) -> None:
     """Every batch has rows of three shards of each of them, the last one too; an epoch takes each joined row once."""
     mapping = relation_of(federation(tmp_path, shop(4)), "paid").mapping
     tables = list(mapping.tables)
-    drawn = list(batches(mapping, tables, size, SEED, 1, ["o", "c"]))
+    drawn = list(batches(JoinedRows(mapping), tables, size, SEED, 1, ["o", "c"]))
     for batch in drawn:
         assert all(len(set(mapping.tables[alias].owners[batch.rows].tolist())) >= 3 for alias in ("o", "c"))
     assert sorted(np.concatenate([batch.rows for batch in drawn]).tolist()) == list(range(len(mapping)))
-    plain = list(batches(mapping, tables, size, SEED, 1))
+    plain = list(batches(JoinedRows(mapping), tables, size, SEED, 1))
     assert (drawn[0].rows[:size] == plain[0].rows).all()
     assert len(drawn) < len(plain) or size > 8
 
@@ -145,17 +146,17 @@ def test_batches_cover_every_joined_row(any_shop: tuple[tp.Federation, Any]) -> 
     """An epoch takes each joined row once, in an order that seed and epoch decide; scatter adds up by base row."""
     mapping = relation_of(any_shop[0], "paid").mapping
     tables = list(mapping.tables)
-    drawn = list(batches(mapping, tables, SIZE, SEED, 1))
+    drawn = list(batches(JoinedRows(mapping), tables, SIZE, SEED, 1))
     rows = np.concatenate([batch.rows for batch in drawn])
     assert sorted(rows.tolist()) == list(range(len(mapping)))
-    again = np.concatenate([batch.rows for batch in batches(mapping, tables, SIZE, SEED, 1)])
-    other = np.concatenate([batch.rows for batch in batches(mapping, tables, SIZE, SEED, 2)])
+    again = np.concatenate([batch.rows for batch in batches(JoinedRows(mapping), tables, SIZE, SEED, 1)])
+    other = np.concatenate([batch.rows for batch in batches(JoinedRows(mapping), tables, SIZE, SEED, 2)])
     assert (rows == again).all()
     assert (rows != other).any()
     for batch in drawn[:2]:
         for alias in tables:
             index = mapping.tables[alias].index[batch.rows]
-            assert (batch.places[alias][batch.index[alias]] == index).all()
+            assert (batch.places[alias][batch.base[alias]] == index).all()
             values = np.random.default_rng(0).normal(size=(len(batch.rows), 2))
             sums = [values[index == place].sum(axis=0) for place in batch.places[alias]]
             np.testing.assert_allclose(batch.scatter(alias, values), sums, atol=1e-12)

@@ -19,7 +19,7 @@ from tablepuppet.learn.solve.allowance import Allowed, Cost, RoundAllowance
 from tablepuppet.learn.split.flat import Adam
 from tablepuppet.learn.split.narrow import widened
 from tablepuppet.learn.split.table import TorchTable
-from tablepuppet.operators.batches import batches
+from tablepuppet.mapping.batches import batches
 from tablepuppet.party.request import Reply, Request
 from tablepuppet.prep.columns.label import ask_classes, ask_numbers, joined_classes, joined_numbers
 from tablepuppet.runs.saved_files import sealed
@@ -82,7 +82,7 @@ def pooled_parameters(relation: tp.Relation, model: Any, label: str) -> dict[str
     optimiser = torch.optim.Adam(list(flats.values()), LR, weight_decay=L2)
     for epoch in range(EPOCHS):
         optimiser.param_groups[0]["lr"] = 0.5 * LR * (1 + np.cos(np.pi * (epoch + 0.5) / EPOCHS))
-        for batch in batches(client.mapping, list(networks), SIZE, SEED, epoch + 1):
+        for batch in batches(client.rows, list(networks), SIZE, SEED, epoch + 1):
             optimiser.zero_grad()
             rows = torch.from_numpy(batch.rows)
             joined = {a: networks[a].flat(flats[a], tables[a][rows]) for a in networks}

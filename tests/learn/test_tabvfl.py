@@ -14,7 +14,7 @@ import pytest
 
 import tablepuppet as tp
 from tablepuppet.baselines.pooled import joined_tables
-from tablepuppet.operators.batches import batches
+from tablepuppet.mapping.batches import batches
 from tablepuppet.party.request import Reply, Request
 from tablepuppet.prep.columns.label import ask_classes, ask_numbers, joined_classes, joined_numbers
 from tests.learn.materialised import ALL, JOIN, shop
@@ -86,7 +86,7 @@ class Pooled:
         self.parts = {a: slice(end - s.part, end) for (a, s), end in zip(specs.items(), ends, strict=True)}
 
     def batches(self, epoch: int) -> Any:
-        return batches(self.client.mapping, list(self.networks), SIZE, SEED, epoch + 1)
+        return batches(self.client.rows, list(self.networks), SIZE, SEED, epoch + 1)
 
     def after(self, alias: str, network: FlatModule, flats: dict[str, Any]) -> None:
         """Keep the running statistics."""
@@ -116,7 +116,7 @@ class Pooled:
         shown, masks = {}, {}
         for alias, network in self.networks.items():
             assert isinstance(network.spec, TabNet)
-            sizes, index = network.spec.categories, batch.index[alias]
+            sizes, index = network.spec.categories, batch.base[alias]
             numbers = network.width - sum(sizes)
             mask = draw_mask(Hiding(HIDE, SEED, number), alias, len(batch.places[alias]), numbers, sizes)
             masks[alias] = torch.from_numpy(mask[index]).double()
@@ -126,7 +126,7 @@ class Pooled:
         decoded = top(above, shown, {alias: 1 - mask for alias, mask in masks.items()}, training=True)
         errors = []
         for alias, network in self.networks.items():
-            index = torch.from_numpy(batch.index[alias])
+            index = torch.from_numpy(batch.base[alias])
             means = mean_at_base_rows(decoded[:, self.parts[alias]], index, torch.bincount(index))[index]
             last = network.flat._last  # an error moves no statistics
             errors.append(

@@ -298,7 +298,7 @@ def test_a_policy_demands_three_shards_with_rows(strict: tp.Federation) -> None:
     orders = relation.mapping.tables["o"]
     kept = np.zeros(orders.rows, bool)
     kept[orders.shards[0].slice] = True
-    alone = tp.Relation(relation._session, relation.mapping.where("o", kept))
+    alone = tp.Relation(relation._session, relation.joined_rows.where("o", kept))
     before = strict.traffic
     with pytest.raises(tp.PrivacyError, match=r"table 'orders': .*rows of 1 shards in the relation \(owner0\)"):
         tp.LinearRegression(privacy=SECURE).fit(alone)
@@ -356,11 +356,11 @@ def test_another_roster_is_a_new_run(tmp_path: Path) -> None:
     orders = relation.mapping.tables["o"]
     kept = np.ones(orders.rows, bool)
     kept[orders.shards[0].slice] = False
-    fewer = tp.Relation(relation._session, relation.mapping.where("o", kept))
+    fewer = tp.Relation(relation._session, relation.joined_rows.where("o", kept))
     with pytest.raises(tp.PrivacyError, match="another roster is a new run"):
         tp.LinearRegression(privacy=SECURE).fit(fewer)
     again = fed.sql(SQL, label="paid")
-    anew = tp.Relation(again._session, again.mapping.where("o", kept))
+    anew = tp.Relation(again._session, again.joined_rows.where("o", kept))
     assert tp.LinearRegression(privacy=SECURE).fit(anew).converged_
 
 

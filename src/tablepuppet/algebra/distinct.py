@@ -5,7 +5,7 @@ Parties are asked as little as a program of many rounds needs:
 - A table of no more columns than one message has directions is asked for its cells, T_i I, once. They are fewer bytes
   than T_i V of such a message, and reveal no more. Images and sums are then computed here; sums are not if a policy has
   its party check how many rows they are over (``min_rows``). A table that sends sums only is not asked for cells.
-- Joined rows whose base rows are alike in every table are one row with a weight (operators/merged.py). Base rows are
+- Joined rows whose base rows are alike in every table are one row with a weight (mapping/merged.py). Base rows are
   compared by their cells if these are here, else at their party (prep/encode/alike.py).
 
 By the plans ``parties`` and ``heuristic`` every table computes at its parties, in every round.
@@ -22,10 +22,10 @@ from numpy.typing import NDArray
 
 from tablepuppet.algebra.column_products import ColumnProducts
 from tablepuppet.algebra.nearest import Nearest
-from tablepuppet.algebra.products import Result, TableProducts, counts_by
+from tablepuppet.algebra.products import Result, TableProducts
 from tablepuppet.arrays import Scalar
-from tablepuppet.mapping.table_mapping import Floats, Index, MappedTable, ShardRows, TableMapping
-from tablepuppet.operators.merged import MergedRows, merge
+from tablepuppet.mapping.merged import MergedRows, merge
+from tablepuppet.mapping.table_mapping import Floats, Index
 from tablepuppet.pieces import over_pieces
 from tablepuppet.prep.encode.alike import AlikeRows, first_of_each
 from tablepuppet.prep.encode.encoded_table import EncodedTable
@@ -67,11 +67,10 @@ class DistinctRows:
         merged = self._merged(images)
         cells = {alias: _cells(images.pop(alias)) for alias in self._narrow}
         if merged is None:
-            return None, self._all.over(self._all.mapping, {}, cells), images
+            return None, self._all.over(self._all.rows, {}, cells), images
         firsts = dict(merged.firsts)
-        tables = {a: MappedTable(groups, (ShardRows("", firsts[a], 0),)) for a, groups in merged.groups.items()}
         cells = {alias: each.repeated(firsts[alias]) for alias, each in cells.items()}
-        return merged, self._all.over(TableMapping(tables, len(merged)), firsts, cells), images
+        return merged, self._all.over(merged.joined(), firsts, cells), images
 
     def _merged(self, images: Mapping[str, Floats]) -> MergedRows | None:
         alike = self._alike.read()
@@ -84,7 +83,7 @@ class DistinctRows:
                 if places is None:
                     return None
                 alike[alias] = places
-        return merge(self._all.mapping, alike)
+        return merge(self._all.rows, alike)
 
     def __len__(self) -> int:
         return self.products.shape[0]
@@ -164,9 +163,9 @@ class DistinctRows:
         """Whether some group has fewer rows of a shard than its party adds up (``min_rows``), and not none."""
         products, joined = self._all, self.expanded(labels)
         for alias in products.tables:
-            table, least = products.mapping.tables[alias], products.placement.min_rows(alias)
+            table, least = products.rows.tables[alias], products.placement.min_rows(alias)
             if any(least.values()) and products.local(alias) is None:
-                rows = counts_by(table, joined, groups) > 0
+                rows = products.rows.counts_by(alias, joined, groups) > 0
                 sizes = np.array([rows[shard.slice].sum(axis=0) for shard in table.shards])
                 if np.any((sizes > 0) & (sizes < np.array([[least[shard.party]] for shard in table.shards]))):
                     return True

@@ -10,15 +10,13 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.sparse import coo_array
 
 from tablepuppet.algebra.placement import PricedStep, Run, gram_order
 from tablepuppet.algebra.products import ByTable, TableProducts
-from tablepuppet.mapping.table_mapping import Floats, ShardRows, TableMapping
+from tablepuppet.mapping.table_mapping import ShardRows
 from tablepuppet.prep.encode.encoded_table import EncodedTable
 
 Array = NDArray[np.float64]
-NARROW = 2  # columns that are quicker to move by themselves than by a matrix of counts
 
 
 def gram(products: TableProducts, weights: Array | None = None) -> Array:
@@ -45,7 +43,7 @@ def gram(products: TableProducts, weights: Array | None = None) -> Array:
         for place, alias in enumerate(order[1:], 1):
             parts = [(other, cells[is_number][other]) for other in order[:place] if other in cells[is_number]]
             if parts:
-                moved = [_moved(products.mapping, other, alias, each, weights) for other, each in parts]
+                moved = [products.rows.carried(other, alias, each, weights) for other, each in parts]
                 met[alias] = np.concatenate(moved, axis=1)
                 places[alias] = np.concatenate([_places(products, other, is_number) for other, _ in parts])
         if met:
@@ -75,33 +73,18 @@ def _ask_blocks(products: TableProducts, weights: Array | None, run: Run) -> ByT
     rows = dict[str, Array]()
     if weights is not None:
         op, bound = "matrix.weighted_gram", float(np.abs(weights).max(initial=0.0))
-        rows = {alias: products.mapping.scatter_sum(alias, weights) for alias in products.tables}
+        rows = {alias: products.rows.sums(alias, weights) for alias in products.tables}
 
     def arguments(alias: str, shard: ShardRows) -> dict[str, Any]:
         chosen = {"rows": products.cut(alias, rows[alias], shard, exact=True)} if rows else {}
         return {"joined_rows": count, **chosen}
 
     def compute(alias: str, data: EncodedTable) -> Array:
-        return data.gram(rows[alias] if rows else products.mapping.counts(alias).astype(np.float64)) / count
+        return data.gram(rows[alias] if rows else products.rows.tables[alias].counts.astype(np.float64)) / count
 
     return products.ask_tables(
         run, op, "gram", products.tables, arguments, compute, lambda alias: {"gram": bound * products.square(alias)}
     )
-
-
-def _moved(mapping: TableMapping, source: str, target: str, values: Floats, weights: Array | None = None) -> Array:
-    """Values of one table's rows, (rows, k), summed at another's by how often they are joined: S_t^T S_s values.
-
-    With ``weights``, (joined rows,), S_t^T diag(weights) S_s values.
-    """
-    here, there = mapping.tables[source], mapping.tables[target]
-    if weights is None and there.is_identity:
-        return np.asarray(mapping.gather(source, values), np.float64)
-    if weights is None and (here.is_identity or values.shape[1] <= NARROW):
-        return mapping.scatter_sum(target, mapping.gather(source, values))
-    data = np.ones(len(mapping), np.int32) if weights is None else weights
-    counted = coo_array((data, (there.index, here.index)), shape=(there.rows, here.rows)).tocsr()
-    return np.asarray(counted @ values.astype(np.float64))
 
 
 def _places(products: TableProducts, alias: str, is_number: bool) -> NDArray[np.intp]:

@@ -52,7 +52,7 @@ class Keeper:
     """
 
     def __init__(self, placement: Placement, alias: str, owner: object):
-        self.placement, self.alias, self.rows = placement, alias, len(placement.client.mapping)
+        self.placement, self.alias, self.rows = placement, alias, len(placement.client.rows)
         self._owner = owner
         self._name, self._made, self._free = placement.client.new_name(), 0, list[int]()
         self._sent: OrderedDict[bytes, Slot] = OrderedDict()
@@ -64,7 +64,7 @@ class Keeper:
 
         Sums that are masked need a bound of what is added up, which such vectors have not.
         """
-        tables = placement.client.mapping.tables
+        tables = placement.client.tables
         if placement.plan not in ("parties", "cost") or len(tables) != 1 or placement.client.secured.parties:
             return None
         [(alias, table)] = tables.items()

@@ -24,7 +24,6 @@ from typing import Any, Literal, Protocol, get_args
 import numpy as np
 from numpy.typing import NDArray
 
-from tablepuppet.algebra.row_sums import RowSums
 from tablepuppet.errors import LearnError, PartyError, PrivacyError, TablePuppetError
 from tablepuppet.operators.client import Client, Pending, Replies
 from tablepuppet.operators.lou import LearningOverUnion
@@ -237,16 +236,15 @@ class Placement:
         self.line = LineSpeed()
         self._slots: OrderedDict[object, int] = OrderedDict()  # functions by slot, the one used last at the end
         self._name, self._spent = client.new_name(), 0.0
-        self._row_sums: dict[str, RowSums] = {}
-        self.sizes = {alias: self._size(alias) for alias in client.mapping.tables}
+        self.sizes = {alias: self._size(alias) for alias in client.tables}
         self.encoding_id = encoding.id
-        self.centres = {alias: encoding.offsets(alias) for alias in encoding.numbers if alias in client.mapping.tables}
+        self.centres = {alias: encoding.offsets(alias) for alias in encoding.numbers if alias in client.tables}
         self.names = {alias: encoding.id + CENTRED * bool(each.any()) for alias, each in self.centres.items()}
 
     def _size(self, alias: str) -> TableSize:
         shards = self.client.shards(alias)
         remote = any(self.client.engine.is_service(shard.party) for shard in shards)
-        return TableSize(self.client.mapping.tables[alias].rows, len(shards), remote)
+        return TableSize(self.client.tables[alias].rows, len(shards), remote)
 
     def slot(self, key: object) -> tuple[str, bool]:
         """(the name under which parties keep a function of columns, whether they have it already)."""
@@ -256,12 +254,6 @@ class Placement:
             self._slots[key] = free
         self._slots.move_to_end(key)
         return f"{self._name}.{self._slots[key]}", is_kept
-
-    def row_sums(self, alias: str) -> RowSums:
-        """S_i^T."""
-        if alias not in self._row_sums:
-            self._row_sums[alias] = RowSums(self.client.mapping.tables[alias])
-        return self._row_sums[alias]
 
     def begin(self, asked: PricedStep) -> Run:
         """Collect what the plan collects before this step; PrivacyError if no plan is left that policies allow."""

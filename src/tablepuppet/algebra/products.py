@@ -1,7 +1,7 @@
 """Products with a matrix [S_1 T_1, ..., S_M T_M] that is never built: the coordinator's half (ops.py is the parties').
 
 Let T_i (n_i x d_i) be the encoded rows of table i that take part, and S_i (N x n_i) the selection of a base row for
-each joined row, which the mapping holds. Then
+each joined row, which `JoinedRows` holds. Then
 
     X      = [S_1 T_1, ..., S_M T_M]
     X V    = sum_i S_i (T_i V_i)              tables multiply, the result is gathered to joined rows
@@ -23,16 +23,17 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from tablepuppet.algebra.nearest import Image, Nearest
+from tablepuppet.algebra.nearest import Nearest
 from tablepuppet.algebra.ops import squares_of
 from tablepuppet.algebra.placement import Placement, PricedStep, Run
 from tablepuppet.algebra.row_ops import Largest, largest_of_rows
 from tablepuppet.arrays import are_within, lossless
 from tablepuppet.errors import LearnError
-from tablepuppet.mapping.table_mapping import SCATTER_CHUNK, Floats, Index, MappedTable, ShardRows, TableMapping
+from tablepuppet.mapping.joined_rows import JoinedRows
+from tablepuppet.mapping.table_mapping import Floats, Index, ShardRows
 from tablepuppet.operators.secure_sum import Bounds
 from tablepuppet.party.arguments import LARGEST
-from tablepuppet.pieces import on_all_cores, over_pieces, pieces
+from tablepuppet.pieces import on_all_cores
 from tablepuppet.prep.encode.encode import Encoding
 from tablepuppet.prep.encode.encoded_table import EncodedTable
 
@@ -71,7 +72,7 @@ class TableProducts:
         self, placement: Placement, ids: Mapping[str, str], widths: Mapping[str, int], numbers: Mapping[str, int],
         encoding: Encoding | None = None,
     ):  # fmt: skip
-        self.placement, self.mapping, self._ids, self._numbers = placement, placement.client.mapping, ids, numbers
+        self.placement, self.rows, self._ids, self._numbers = placement, placement.client.rows, ids, numbers
         ends = np.cumsum([0, *widths.values()]).tolist()
         self.blocks = {alias: slice(*ends) for alias, ends in zip(widths, pairwise(ends), strict=True)}
         self.centres, self.spreads, self._squares = np.zeros(ends[-1]), np.ones(ends[-1]), dict[str, float]()
@@ -82,7 +83,7 @@ class TableProducts:
             if encoding is not None:
                 self.centres[here], self.spreads[here] = encoding.offsets(alias), encoding.spreads(alias)
                 self._squares[alias] = max([1.0, *(each.centred_square for each in encoding.numbers[alias])])
-        self.shape = (len(self.mapping), int(ends[-1]))
+        self.shape = (len(self.rows), int(ends[-1]))
         self.tables = [alias for alias, width in widths.items() if width and placement.client.shards(alias)]
         self.cells, self._firsts = dict[str, EncodedTable](), dict[str, Index]()  # see `over`
         self._lou = placement.lou
@@ -97,14 +98,14 @@ class TableProducts:
         found.tables = wanted
         return found
 
-    def over(self, mapping: TableMapping, firsts: dict[str, Index], cells: dict[str, EncodedTable]) -> TableProducts:
-        """The same over other joined rows (`distinct.py`): those of the mapping.
+    def over(self, rows: JoinedRows, firsts: dict[str, Index], cells: dict[str, EncodedTable]) -> TableProducts:
+        """The same over other joined rows (`distinct.py`).
 
         If ``firsts`` has a table, only these of its base rows are left. ``cells`` are of tables whose rows are here. It
         has what programs ask of such rows: `ask_nearest`, `ask_sums_by` and `gathered`.
         """
         found = copy(self)
-        found.mapping, found.shape = mapping, (len(mapping), self.shape[1])
+        found.rows, found.shape = rows, (len(rows), self.shape[1])
         found._firsts, found.cells = firsts, cells
         return found
 
@@ -151,33 +152,12 @@ class TableProducts:
 
     def gathered(self, given: Mapping[str, Floats], width: int, used: Mapping[str, NDArray[np.intp]]) -> Array:
         """S_1 A_1 + ... + S_M A_M, (N, width), of images A_i, (n_i, k); their columns are those of ``used``."""
-        images = {alias: self._image(alias, values) for alias, values in given.items()}
-        full = [alias for alias, image in images.items() if image.values.shape[1] == width]  # which fill all columns
-        still = next((alias for alias in full if images[alias].index is None), None)
-        first = full[0] if full and still is None else None
-        if still is not None:
-            found: Array = images.pop(still).values.astype(np.float64)  # (N, k): nothing is to be moved
-        else:
-            found = np.empty((self.shape[0], width)) if full else np.zeros((self.shape[0], width))
-        order = sorted(images.items(), key=lambda each: each[0] != first)
+        return self.rows.added({alias: self._image(alias, values) for alias, values in given.items()}, width, used)
 
-        def gather(part: slice) -> None:
-            for alias, image in order:
-                if alias == first:
-                    found[part] = image.of(part)
-                elif image.values.shape[1] == width:
-                    found[part] += image.of(part)
-                else:
-                    found[part, used[alias]] += image.of(part)
-
-        if order:
-            over_pieces(gather, len(found), max(width, 1))
-        return found
-
-    def _image(self, alias: str, values: Floats) -> Image:
-        table = self.mapping.tables[alias]
+    def _image(self, alias: str, values: Floats) -> Floats:
+        """Numbers of a table's rows that its joined rows come from."""
         is_whole = alias in self.cells or alias not in self._firsts
-        return Image(None if table.is_identity else table.index, values if is_whole else values[self._firsts[alias]])
+        return values if is_whole else values[self._firsts[alias]]
 
     def ask_nearest(self, directions: Array, constants: Array, weights: Array | None = None) -> Nearest:
         """Ask for the column in which X V + constants is largest, of every joined row; X V is not built.
@@ -186,14 +166,14 @@ class TableProducts:
         """
         replies = self.ask_images({alias: directions[self.blocks[alias]] for alias in self.tables})
 
-        def images() -> list[Image]:
+        def images() -> dict[str, Floats]:
             found = replies()
             found |= {
                 alias: found[alias].astype(self.placement.wire_of(alias)) for alias in self.cells
             }  # as parties do
-            return [self._image(alias, image) for alias, image in found.items()]
+            return {alias: self._image(alias, image) for alias, image in found.items()}
 
-        return Nearest(self.shape[0], images, constants, weights)
+        return Nearest(self.rows, images, constants, weights)
 
     def ask_transposed_times(self, values: Array, exact: bool = False) -> Result:
         """Ask for X^T U, (N, k) to (d, k); U must not change before the result is read.
@@ -217,12 +197,12 @@ class TableProducts:
 
         With ``aliases`` of some tables only; sums of other columns are 0. With ``weights`` a row counts as so many.
         """
-        wanted, tables = self.tables if aliases is None else aliases, self.mapping.tables
+        wanted, tables = self.tables if aliases is None else aliases, self.rows.tables
         small, rows = labels.astype(np.min_scalar_type(groups)), dict[str, Floats]()
         still = [alias for alias in wanted if weights is None and tables[alias].is_identity]  # whose rows are joined
         for alias in wanted:
             if alias not in still:
-                rows[alias] = self._spread(alias, counts_by(tables[alias], small, groups, weights))
+                rows[alias] = self._spread(alias, self.rows.counts_by(alias, small, groups, weights))
         there = [alias for alias in wanted if alias not in self.cells]
         run = self.placement.begin(PricedStep.transposed(dict.fromkeys(there, groups), self))
         by_label = self.ask_tables(
@@ -274,7 +254,7 @@ class TableProducts:
 
         def compute(alias: str, data: EncodedTable) -> Array:
             moved = data.centred(given[alias]["centres"]) if alias in given else data
-            return here(moved, self.mapping.counts(alias).astype(np.float64))
+            return here(moved, self.rows.tables[alias].counts.astype(np.float64))
 
         replies = self.ask_tables(
             run, f"matrix.column_{kind}", "sums", self.tables, lambda alias, _: given.get(alias, {}), compute,
@@ -305,8 +285,8 @@ class TableProducts:
         places = ask("matrix.row_places", "places", 1) if with_places else dict
         found, images, firsts = Largest(self.shape[0]), values(), places()
         for alias, image in images.items():
-            mine = self.mapping.gather(alias, inside[alias][firsts[alias][:, 0]]) if with_places else 0
-            found.offer(self.mapping.gather(alias, image[:, 0]), mine)
+            mine = self.rows.taken(alias, inside[alias][firsts[alias][:, 0]]) if with_places else 0
+            found.offer(self.rows.taken(alias, image[:, 0]), mine)
         return found
 
     def ask_images(
@@ -374,26 +354,8 @@ class TableProducts:
 
     def scattered(self, alias: str, columns: Array, exact: bool = False) -> Floats:
         """S_i^T U, (n_i, k), as it is sent: rounded to the wire's precision if it travels, and may be."""
-        table = self.mapping.tables[alias]
-        if columns.shape[1] == 1 or table.is_identity:
-            return self.mapping.scatter_sum(alias, columns)
         precision = np.float64 if exact or self.local(alias) is not None else self.placement.wire_of(alias)
-        return self.placement.row_sums(alias).of(columns, precision)  # much faster for several columns
-
-
-def counts_by(
-    table: MappedTable, labels: NDArray[np.integer], groups: int, weights: Array | None = None
-) -> NDArray[Any]:
-    """How often each row of a table is joined within each group of joined rows, (n_i, groups)."""
-    bins = table.rows * groups
-
-    def count(part: slice) -> NDArray[Any]:
-        pairs = table.index[part] * np.int64(groups) + labels[part]
-        return np.bincount(pairs, None if weights is None else weights[part], bins)
-
-    found = on_all_cores(count, pieces(len(labels), size=max(SCATTER_CHUNK, 4 * bins)))
-    total = found[0] if len(found) == 1 else np.sum(found, axis=0)
-    return np.asarray(total).reshape(table.rows, groups)
+        return self.rows.many_sums(alias, columns, precision)
 
 
 def wide(values: NDArray[Number]) -> NDArray[Number]:

@@ -38,7 +38,7 @@ class MatrixSource:
         self.encoding, self.wire, self.owner, self.engine = encoding, wire, owner, client.engine
         self.placement = Placement(client, encoding, wire, plan)
         self.placement.centre()
-        names = {alias: encoding.names(alias) for alias in encoding.numbers if alias in client.mapping.tables}
+        names = {alias: encoding.names(alias) for alias in encoding.numbers if alias in client.tables}
         numbers = {alias: len(encoding.numbers[alias]) for alias in names}
         wide = {alias: len(listed) for alias, listed in names.items()}
         self.products = TableProducts(self.placement, self.placement.names, wide, numbers, encoding)

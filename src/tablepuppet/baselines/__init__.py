@@ -129,7 +129,7 @@ def _train_linear(
     learner: SolverLearner, client: Client, encoding: Encoding, loss: JoinedLoss, report: Callable[[Round], bool]
 ) -> tuple[Model, Array]:
     tables = joined_tables(client, encoding)
-    rows = len(client.mapping)
+    rows = len(client.rows)
     pooled = np.concatenate([np.zeros((rows, 0)), *(table.matrix() for table in tables.values())], axis=1)
     theta, intercept, converged = _minimise(pooled, loss, learner.l2)
     loss.rows.set_scores(pooled @ theta + intercept)
@@ -149,7 +149,7 @@ def _train_linear(
 def _minimise(table: Array, joined: JoinedLoss, l2: float) -> tuple[Array, Array, bool]:
     """theta and intercept with the least mean loss plus l2 / 2 |theta|^2; whether they were found."""
     loss, outputs = joined.pointwise, joined.outputs
-    labels = joined.rows.labels_of(np.arange(len(joined.rows)))
+    labels = joined.rows.labels()
     if isinstance(loss, Squared):
         return *_ridge(table, labels, l2), True
     basis = _preconditioner(table, l2, loss)

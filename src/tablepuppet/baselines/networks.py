@@ -15,8 +15,9 @@ from tablepuppet.learn.loss.units import in_units, out_of_units
 from tablepuppet.learn.rounds import Round
 from tablepuppet.learn.solve.sgd import Conditioned, descend_by_batches
 from tablepuppet.learn.tables.parameters import TableParameters, first_parameters
-from tablepuppet.mapping.table_mapping import Floats, MappedTable, ShardRows, TableMapping
-from tablepuppet.operators.batches import Batch
+from tablepuppet.mapping.batches import Batch
+from tablepuppet.mapping.joined_rows import JoinedRows
+from tablepuppet.mapping.table_mapping import Floats
 from tablepuppet.operators.client import Client
 from tablepuppet.prep.encode.encode import Encoding
 from tablepuppet.prep.encode.encoded_table import EncodedTable
@@ -33,7 +34,7 @@ def train_networks(
     def write(done: Round) -> bool:
         return report(out_of_units(done, unit))
 
-    tables, rows = joined_tables(client, encoding), len(client.mapping)
+    tables, rows = joined_tables(client, encoding), len(client.rows)
     parts = {
         alias: first_parameters(learner.spec(loss.outputs), learner.seed, alias, table.dense.shape[1], table.width)
         for alias, table in tables.items()
@@ -59,9 +60,7 @@ class PooledSteps:
         l2: float,
     ):
         self.parts, self.data, self.momentum, self.l2 = parts, data, momentum, l2
-        places = np.arange(rows, dtype=np.int32)
-        whole = MappedTable(places, (ShardRows("", places, 0),))
-        self.mapping, self.tables = TableMapping(dict.fromkeys(parts, whole), rows), list(parts)
+        self.rows, self.tables = JoinedRows.each_once(parts, rows), list(parts)
         self.secured: list[str] = []  # nothing is sent
         self.conditioned: Conditioned | None = None
         self.penalty, self.centre = 0.0, np.zeros(1)
@@ -88,7 +87,7 @@ def _minimise_networks(
     report: Callable[[Round], bool],
 ) -> Array:  # fmt: skip
     """Some iterations of L-BFGS on all parameters at once; the intercept."""
-    parts, labels = model.parts, loss.rows.labels_of(np.arange(rows))
+    parts, labels = model.parts, loss.rows.labels()
     ends = np.cumsum([len(part.theta) for part in parts.values()], dtype=int)
 
     def objective(point: Array) -> tuple[float, Array]:

@@ -21,8 +21,8 @@ def joined_tables(client: Client, encoding: Encoding) -> dict[str, EncodedTable]
     """The encoded rows of every table with features, one for every joined row."""
     client.outbox.send()  # parties encode their rows before they are looked at
     return {
-        alias: _table(client, encoding, alias).repeated(client.mapping.tables[alias].index)
-        for alias in client.mapping.tables
+        alias: _table(client, encoding, alias).repeated(client.rows.taken(alias, np.arange(client.tables[alias].rows)))
+        for alias in client.tables
         if encoding.names(alias) and client.shards(alias)
     }
 
@@ -57,7 +57,7 @@ class PooledModel(Held):
 
     def scores(self, client: Client) -> Array:
         """The sum over tables, in the label's own units."""
-        return self.unit * self.predict(joined_tables(client, self.encoding), len(client.mapping))
+        return self.unit * self.predict(joined_tables(client, self.encoding), len(client.rows))
 
     def parameters(self) -> dict[str, Array]:
         """Parameters by table, in the label's own units."""

@@ -357,13 +357,13 @@ def _summary(relation: Relation) -> dict[str, Any]:
             "rows": relation.plan.tables[alias].rows,
             "shards": {shard.party: len(shard.row_ids) for shard in mapped.shards},
         }
-        for alias, mapped in relation.mapping.tables.items()
+        for alias, mapped in relation.client.tables.items()
     ]
     label = relation.query.label
     return {
         "joined_rows": len(relation),
         "columns": relation.columns,
         "label": label.name if label else None,
-        "mapping_bytes": relation.mapping.nbytes,
+        "mapping_bytes": relation.joined_rows.nbytes,
         "tables": tables,
     }

@@ -1,6 +1,7 @@
 """The `TableMapping`: for each joined row its row in every table (the paper's p_i), and back (G_i).
 
-Held by the coordinator only. `gather` takes values of base rows to joined rows, `scatter_sum` adds values of
+Held by the coordinator only, and there by `JoinedRows` (joined_rows.py): others see `TableRows`, which are as long as
+the tables. `gather` takes values of base rows to joined rows, `scatter_sum` adds values of
 joined rows up at their base rows. Base rows that join nothing have no place in it and cost nothing.
 """
 
@@ -9,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -44,6 +45,30 @@ def one_after_another(row_ids: Iterable[tuple[str, NDArray[np.int32]]]) -> tuple
         shards.append(ShardRows(party, own, start))
         start += len(own)
     return tuple(shards)
+
+
+class TableRows(Protocol):
+    """The rows of one table that take part: whose they are, and how often each is joined. As long as the table."""
+
+    @property
+    def shards(self) -> tuple[ShardRows, ...]:
+        """Its shards, whose rows stand one after another."""
+        ...
+
+    @property
+    def rows(self) -> int:
+        """Base rows that take part, over all shards."""
+        ...
+
+    @property
+    def counts(self) -> NDArray[np.int64]:
+        """How often each base row occurs among the joined rows (Eq. 11)."""
+        ...
+
+    @property
+    def is_identity(self) -> bool:
+        """Whether joined row j comes from base row j: then nothing needs to be moved."""
+        ...
 
 
 @dataclass(frozen=True)

@@ -15,8 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tablepuppet.arrays import mark
-from tablepuppet.mapping.table_mapping import ShardRows, TableMapping
-from tablepuppet.operators.joined_rows import JoinedRows
+from tablepuppet.mapping.joined_rows import JoinedRows
+from tablepuppet.mapping.table_mapping import ShardRows, TableRows
 from tablepuppet.operators.secure_sum import Bounds, SecureTables
 from tablepuppet.party.ops import SECURE, find_op
 from tablepuppet.party.reply_check import check_reply, masked
@@ -54,7 +54,7 @@ class Client:
     outbox: Outbox
     view: str
     plan: Plan
-    mapping: TableMapping
+    rows: JoinedRows
     rows_read: Mapping[tuple[str, str], int]  # (party, alias) -> rows of the snapshot
     key: str  # a mark of the blinding key of all parties
     secured: SecureTables = field(default_factory=SecureTables)  # of the session
@@ -76,11 +76,12 @@ class Client:
 
     def shards(self, alias: str) -> list[ShardRows]:
         """The shards of a table with at least one row in the relation."""
-        return [shard for shard in self.mapping.tables[alias].shards if len(shard.row_ids)]
+        return [shard for shard in self.tables[alias].shards if len(shard.row_ids)]
 
-    def joined_rows(self, outputs: int, labels: NDArray[Any] | None = None) -> JoinedRows:
-        """The joined rows, with ``outputs`` scores each and no other columns yet; another form would be chosen here."""
-        return JoinedRows(self.mapping, outputs, labels)
+    @property
+    def tables(self) -> Mapping[str, TableRows]:
+        """The rows of each table that take part."""
+        return self.rows.tables
 
     def owners(self, alias: str) -> str:
         """The parties that own a table's rows in the relation, as the end of an error: "(party 'store')"."""
@@ -102,8 +103,8 @@ class Client:
         if not self._announced:
             self._announced = True
             self.ask("rows.use", self._rows)
-        answers: dict[str, list[Answer]] = {alias: [] for alias in self.mapping.tables}
-        for alias in self.mapping.tables:
+        answers: dict[str, list[Answer]] = {alias: [] for alias in self.tables}
+        for alias in self.tables:
             asked = [(shard, given) for shard in self.shards(alias) if (given := arguments(alias, shard)) is not None]
             masked = self.secured.wanted(alias, tuple(shard.party for shard, _ in asked), bounds) if asked else {}
             for shard, given in asked:
@@ -153,10 +154,9 @@ class Client:
     @cached_property
     def _joined(self) -> dict[tuple[str, str], int]:
         """By alias and party: the joined rows that a shard's rows are in."""
-        tables = self.mapping.tables.items()
         return {
-            (alias, shard.party): int(self.mapping.counts(alias)[shard.slice].sum())
-            for alias, table in tables
+            (alias, shard.party): int(table.counts[shard.slice].sum())
+            for alias, table in self.tables.items()
             for shard in table.shards
         }
 
@@ -167,7 +167,7 @@ class Client:
 
     def _rows(self, alias: str, shard: ShardRows) -> Mapping[str, Any]:
         """Which rows of a shard take part and how often: sent once, before the first op."""
-        counts = self.mapping.counts(alias)[shard.slice]
+        counts = self.tables[alias].counts[shard.slice]
         read = self.rows_read[shard.party, alias]
         narrow = counts.astype(np.min_scalar_type(int(counts.max(initial=0))))
         return {"chosen": _chosen(shard.row_ids, read), "counts": narrow}

@@ -36,7 +36,7 @@ def deal(client: Client, alias: str, numbers: Listed, classes: Numbers | None = 
     shards = sorted(client.shards(alias), key=lambda shard: shard.party)
     if not shards:
         return lambda: np.zeros(0, np.int64)
-    groups = np.zeros(client.mapping.tables[alias].rows, np.int64) if classes is None else classes
+    groups = np.zeros(client.tables[alias].rows, np.int64) if classes is None else classes
     own = dict(zip((shard.party for shard in shards), _of_shards(numbers, groups, shards), strict=True))
     sent = {} if classes is None else {s.party: {"classes": _narrow(groups[s.slice])} for s in shards}
 

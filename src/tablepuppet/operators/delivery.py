@@ -107,7 +107,7 @@ class Delivery:
         if combine not in (None, "mean"):
             raise LearnError(f"combine={combine!r} must be 'mean' or None")
         alias, shard = find_receiver(client, to)
-        several = int(np.count_nonzero(client.mapping.counts(alias)[shard.slice] > 1))
+        several = int(np.count_nonzero(client.tables[alias].counts[shard.slice] > 1))
         if several and combine is None:
             raise LearnError(
                 f"{several:,} of the {len(shard.row_ids):,} rows of {alias!r} at party {shard.party!r} are joined "
@@ -125,8 +125,8 @@ class Delivery:
 
     def send(self, values: NDArray[np.float64], classes: NDArray[Any] | None) -> dict[str, Any]:
         """Send predictions of joined rows, averaged per base row; return the receiver's reply."""
-        counts = self.client.mapping.counts(self.alias)[self.shard.slice]
-        sums = self.client.mapping.scatter_sum(self.alias, values)[self.shard.slice]
+        counts = self.client.tables[self.alias].counts[self.shard.slice]
+        sums = self.client.rows.sums(self.alias, values)[self.shard.slice]
         means = sums / (counts if values.ndim == 1 else counts[:, None])
         sent = {"run": self.run, "values": np.ascontiguousarray(means), "classes": _plain(classes)}
         written = self.client.ask(
@@ -151,7 +151,7 @@ def find_receiver(client: Client, to: str) -> tuple[str, ShardRows]:
     """The table use and shard that ``party``, ``party.table`` or ``party.alias`` means; LearnError unless it is one."""
     if not isinstance(to, str):
         raise LearnError("deliver_to names a party, such as deliver_to='store'")
-    shards = [(alias, shard) for alias in client.plan.tables for shard in client.mapping.tables[alias].shards]
+    shards = [(alias, shard) for alias in client.plan.tables for shard in client.tables[alias].shards]
     wanted = to.lower()
     named = [(alias, shard) for alias, shard in shards if wanted in _spellings(client, alias, shard)]
     chosen = named or [(alias, shard) for alias, shard in shards if shard.party.lower() == wanted]

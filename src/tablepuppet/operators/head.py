@@ -2,7 +2,8 @@
 
 Forward takes, block by block, the predictions of every table gathered to the block's joined rows; backward gives the
 gradient by one table's predictions, which `LearningOverJoin` sums at base rows. A head that needs predictions side by
-side stores them until it has all; one that adds them up needs no memory for them.
+side stores them in columns; one that adds them up needs no memory for them. Both are functions of a block, and a head
+holds no rows.
 """
 
 from __future__ import annotations
@@ -12,6 +13,8 @@ from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
+
+from tablepuppet.mapping.joined_rows import Block, Column
 
 Array = NDArray[np.float64]
 
@@ -23,8 +26,8 @@ class Head(Protocol):
         """Write the scores of a block of joined rows, from every table's predictions for them, by alias."""
         ...
 
-    def backward(self, alias: str, gradient: Array) -> Array:
-        """The gradient by one table's predictions, from that by scores, at the same joined rows."""
+    def backward(self, block: Block, alias: str, column: Column) -> Array:
+        """The gradient by one table's predictions at the rows of a block, from that by scores, which is a column."""
         ...
 
 
@@ -42,6 +45,6 @@ class SumHead:
         if number < 0:
             out[:] = 0.0
 
-    def backward(self, alias: str, gradient: Array) -> Array:
+    def backward(self, block: Block, alias: str, column: Column) -> Array:
         """The gradient by scores."""
-        return gradient
+        return block[column]

@@ -96,8 +96,9 @@ def joined_ids(client: Client, names: Sequence[str]) -> pa.Table:
     pending = client.ask("rows.ids", lambda alias, _: {"columns": by_alias[alias]} if alias in by_alias else None)
     replies = pending.read()
     base = {alias: _of_shards(client, alias, columns, replies[alias]) for alias, columns in by_alias.items()}
-    index = {alias: pa.array(client.mapping.tables[alias].index) for alias in by_alias}
-    return pa.table({name: base[field.alias][field.column].take(index[field.alias]) for name, field in asked.items()})
+    return pa.table(
+        {name: client.rows.taken_column(field.alias, base[field.alias][field.column]) for name, field in asked.items()}
+    )
 
 
 def _of_shards(client: Client, alias: str, columns: Sequence[str], replies: Sequence[Mapping[str, Any]]) -> pa.Table:

@@ -8,14 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
 
-from tablepuppet.mapping.table_mapping import Floats, TableMapping
+from tablepuppet.mapping.joined_rows import SCORES, Block, Column, JoinedRows
+from tablepuppet.mapping.table_mapping import Floats
 from tablepuppet.operators.head import Head, SumHead
-from tablepuppet.operators.joined_rows import SCORES, Block, Column, JoinedRows
 
 Array = NDArray[np.float64]
 
@@ -26,11 +25,6 @@ class LearningOverJoin:
 
     rows: JoinedRows
     head: Head = field(default_factory=SumHead)
-
-    @property
-    def mapping(self) -> TableMapping:
-        """Which base rows each joined row comes from."""
-        return self.rows.mapping
 
     def gather(self, predictions: Mapping[str, Floats], into: Column = SCORES, constant: Array | None = None) -> None:
         """Scores of all joined rows from the predictions of tables' base rows, written into a column.
@@ -48,7 +42,7 @@ class LearningOverJoin:
 
     def scatter(self, column: Column, aliases: Iterable[str]) -> dict[str, Array]:
         """A gradient by scores as the gradient by predictions of each table, summed at its base rows."""
-        return {alias: self.rows.sums_at(alias, column, partial(self.head.backward, alias)) for alias in aliases}
+        return {alias: self.rows.sums_at(alias, self.head.backward, alias, column) for alias in aliases}
 
     def scatter_centred(self, column: Column, aliases: Iterable[str]) -> dict[str, Array]:
         """The same after subtracting the mean over joined rows: the intercept absorbs a constant."""

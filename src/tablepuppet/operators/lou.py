@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from tablepuppet.mapping.batches import LastValues
 from tablepuppet.mapping.table_mapping import Floats, ShardRows
 from tablepuppet.operators.client import Client, Pending
 from tablepuppet.operators.secure_sum import Bounds
@@ -64,6 +65,11 @@ class LearningOverUnion:
         """The part of a shard of an array over a table's rows, as it is sent."""
         return rows[shard.slice].astype(self.wire, copy=False)
 
+    def last_values(self, shapes: Mapping[str, tuple[int, ...]]) -> LastValues:
+        """The last values of base rows, of these shapes by table, which stand in for those of lost parties."""
+        are_kept = self.client.outbox.when_lost.stand_in == "cache"
+        return LastValues(self.client.tables, shapes, self.wire, are_kept=are_kept)
+
     def shards(self, alias: str) -> int:
         """How many shards of a table take part."""
         return len(self.client.shards(alias))
@@ -73,7 +79,7 @@ class LearningOverUnion:
 
         By Cauchy and Schwarz, since the squares of an encoded column, each as often as its row is joined, add up to N.
         """
-        return float(np.sqrt(len(self.client.mapping)) * np.linalg.norm(rows.astype(np.float64)))
+        return float(np.sqrt(len(self.client.rows)) * np.linalg.norm(rows.astype(np.float64)))
 
     @staticmethod
     def concatenate(replies: list[Mapping[str, Any]], name: str) -> Floats:

@@ -98,11 +98,6 @@ class Progress:
 def _described(matrix: LazyArray, given: tuple[NDArray[Any] | None, ...]) -> dict[str, Any]:
     """What a program is about, as digests: joined rows, columns and how they are scaled, labels."""
     source, recipe = matrix.source, matrix.recipe
-    rows = [
-        part
-        for _, table in sorted(source.placement.client.mapping.tables.items())
-        for part in (table.index, *(shard.row_ids for shard in table.shards))
-    ]
     encoders = [
         (each.mean, each.scale, each.offset, each.spread)
         for listed in source.encoding.numbers.values()
@@ -110,7 +105,12 @@ def _described(matrix: LazyArray, given: tuple[NDArray[Any] | None, ...]) -> dic
     ]
     function = repr(recipe.function and recipe.function.key)
     columns: list[ArrayLike] = [matrix.columns, encoders, recipe.places, recipe.scale, recipe.shift, [function]]
-    return {"rows": _digest(rows), "columns": _digest(columns), "label": _digest(given), "plan": source.placement.plan}
+    return {
+        "rows": source.placement.client.rows.fingerprint(),
+        "columns": _digest(columns),
+        "label": _digest(given),
+        "plan": source.placement.plan,
+    }
 
 
 def _digest(arrays: Iterable[ArrayLike | None]) -> str:

@@ -170,8 +170,8 @@ def _area(scores: NDArray[np.floating], positive: NDArray[np.bool_]) -> float:
 
 def regression_metrics(client: Client, label: OutputColumn, scores: Array) -> Metrics:
     """Root mean squared error and R2, from sums that the label's party computes."""
-    sums = client.mapping.scatter_sum(label.alias, scores)
-    squares = client.mapping.scatter_sum(label.alias, scores**2)
+    sums = client.rows.sums(label.alias, scores)
+    squares = client.rows.sums(label.alias, scores**2)
     asked = client.ask(
         "label.errors",
         lambda alias, shard: (
@@ -196,8 +196,8 @@ def class_metrics(client: Client, label: OutputColumn, classes: NDArray[Any], pr
     """
     chosen = probability.argmax(axis=1)[:, None] == np.arange(len(classes))
     smallest = np.finfo(probability.dtype).eps  # as scikit-learn's log_loss
-    logs = client.mapping.scatter_sum(label.alias, np.log(np.clip(probability, smallest, 1 - smallest)))
-    guesses = client.mapping.scatter_sum(label.alias, chosen.astype(np.float64)).astype(np.int32)
+    logs = client.rows.sums(label.alias, np.log(np.clip(probability, smallest, 1 - smallest)))
+    guesses = client.rows.sums(label.alias, chosen.astype(np.float64)).astype(np.int32)
     listed = [each if isinstance(each, str | int | float) else str(each) for each in pa.array(classes).to_pylist()]
     replies = client.ask(
         "label.hits",

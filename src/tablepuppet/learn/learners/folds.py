@@ -252,7 +252,7 @@ class Folding:
 
 def _by_rows(relation: Relation, folds: int, rng: np.random.Generator) -> tuple[str, NDArray[np.int64]]:
     """Rows of the label's table."""
-    rows = relation.mapping.tables[relation.split_table].rows
+    rows = relation.client.tables[relation.split_table].rows
     if rows < folds:
         raise LearnError(f"the label's table has {rows:,} rows in the relation, fewer than {folds} folds")
     numbers = np.empty(rows, np.int64)

@@ -43,8 +43,8 @@ from tablepuppet.learn.settings import COUNT, NUMBER, setting
 from tablepuppet.learn.tables.saved import SavedModel
 from tablepuppet.learn.tables.stored import Model, Stored
 from tablepuppet.learn.threads import one_thread
+from tablepuppet.mapping.joined_rows import JoinedRows
 from tablepuppet.operators.client import Client, Pending
-from tablepuppet.operators.joined_rows import SCORES, JoinedRows
 from tablepuppet.operators.rosters import make_rosters
 from tablepuppet.prep.encode.encode import apply_encoding
 from tablepuppet.relation import Relation
@@ -121,7 +121,7 @@ class Learner(Planner):
         label = label_of(relation)
         if validation is not None:
             check_alike(relation, validation)
-        enough = relation.mapping.tables[label.alias].rows >= FEWEST_ROWS
+        enough = relation.client.tables[label.alias].rows >= FEWEST_ROWS
         own = may_hold_out and enough and self._holds_out(relation)
         with needed_to_hold_out() if own else nullcontext():
             if own:
@@ -213,8 +213,12 @@ class Learner(Planner):
         """What scores say: numbers (rows,), or probabilities (rows, classes)."""
 
     @abstractmethod
-    def _measured(self, labels: NDArray[Any], predicted: Array, weights: Array | None = None) -> Metrics:
+    def _measured(self, labels: NDArray[Any], predicted: Array) -> Metrics:
         """The metrics of predictions."""
+
+    @abstractmethod
+    def _measures(self, rows: JoinedRows) -> Metrics:
+        """The same metrics, for rows with labels and scores."""
 
     @abstractmethod
     def _measured_at_party(self, client: Client, label: OutputColumn, predicted: Array) -> Metrics:
@@ -288,11 +292,6 @@ class Learner(Planner):
         self.evaluated_on_ = "true labels, at their party"
         predicted = self.predictions(relation).values
         return self._measured_at_party(relation.client, label_of(relation), predicted)
-
-    def _measures(self, rows: JoinedRows) -> Metrics:
-        """The metrics of `evaluate`, for rows with labels and scores."""
-        block = rows.whole()
-        return self._measured(block.labels, self._predicted(block[SCORES]), block.weights)
 
     def row_errors(self, relation: Relation, kind: str) -> Array:
         """The error of every joined row, one of ``error_kinds``."""

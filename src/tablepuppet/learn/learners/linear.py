@@ -33,7 +33,7 @@ from tablepuppet.learn.solve.allowance import Cost, Costs
 from tablepuppet.learn.solve.sgd import Conditioned, Stochastic, descend_by_batches, falling
 from tablepuppet.learn.solve.solvers import ADMM, SGD, chosen_solver
 from tablepuppet.learn.threads import one_thread
-from tablepuppet.operators.merged import merged
+from tablepuppet.mapping.merged import merged
 from tablepuppet.party.spec import Linear
 from tablepuppet.prep.encode.alike import AlikeRows
 from tablepuppet.prep.encode.encode import apply_encoding

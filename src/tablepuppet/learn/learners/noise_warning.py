@@ -64,7 +64,7 @@ def warn_of_noise(
     gained = left_by_noise(learner, loss, constant, 1 - value / constant)
     tables = table_sizes(learner, relation, loss.outputs)
     label = relation.query.label
-    rows = relation.mapping.tables[label.alias].rows if label else len(relation)
+    rows = relation.client.tables[label.alias].rows if label else len(relation)
     searched = 0.0 if held_out is not None else _searched(learner, privacy, tables)
     little = gained < LITTLE and not privacy.is_label_private
     if not (little or _is_luck(learner, privacy, tables, rows) or is_useless(loss, constant, gained, rows, searched)):
@@ -144,7 +144,7 @@ def table_sizes(learner: NoisyLearner, relation: Relation, outputs: int) -> dict
         found[alias] = TableSize(
             relation.plan.tables[alias].name,
             tuple(dict.fromkeys(shard.party for shard in shards)),
-            relation.mapping.tables[alias].rows,
+            relation.client.tables[alias].rows,
             learner.parameters_of(alias, width, outputs) if width else 0,
             max(len(shards), 1),
             tuple(name for name in names if name not in kept),

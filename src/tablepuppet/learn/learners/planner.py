@@ -188,7 +188,7 @@ class Planner(FitAttributes, Estimator):
         """The promise for features; None without feature privacy. PrivacyError if it cannot be kept."""
         if self.privacy is None:
             return None
-        rows = {alias: relation.mapping.tables[alias].rows for alias in tables_of(relation.query)}
+        rows = {alias: relation.client.tables[alias].rows for alias in tables_of(relation.query)}
         for count in rows.values():
             self.privacy.check_rows(count)
         return self.promise_for(relation.plan, rows, self.privacy)
@@ -201,7 +201,7 @@ class Planner(FitAttributes, Estimator):
         if self.privacy is None or not any(s.funds for table in relation.plan.tables.values() for s in table.shards):
             return False
         most = None if self._promise is None else self._allowance(relation, validation, 1).most_rounds()
-        rows = {alias: table.rows for alias, table in relation.mapping.tables.items()}
+        rows = {alias: table.rows for alias, table in relation.client.tables.items()}
         to_come = self.predictions_to_come
         planning = Planning(self, relation.plan, rows, relation.max_categories, to_come, most, relation.prep)
         return check_budget(planning, relation.funds(), labels_paid=labels_paid)

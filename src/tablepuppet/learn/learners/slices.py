@@ -208,7 +208,7 @@ class SlicedColumns:
         self, column: OutputColumn, places: NDArray[np.integer], size: int, least: int,
         categories: SentCategories | None, edges: NDArray[np.float64] | None,
     ) -> Sliced:  # fmt: skip
-        codes = self._client.mapping.gather(column.alias, places.astype(np.int32))
+        codes = self._client.rows.taken(column.alias, places.astype(np.int32))
         return Sliced(column, codes, size, least, categories, edges)
 
 
@@ -224,7 +224,7 @@ def _is_category(column: OutputColumn, categorical: frozenset[str]) -> bool:
 
 def _lattice(client: Client, label: OutputColumn, sliced: Sequence[Sliced], errors: NDArray[np.float64]) -> Lattice:
     aliases = list(dict.fromkeys([label.alias, *(each.column.alias for each in sliced)]))
-    tables = [client.mapping.tables[alias].index for alias in aliases]
+    tables = [client.rows.taken(alias, np.arange(client.tables[alias].rows)) for alias in aliases]
     owner = [aliases.index(each.column.alias) for each in sliced]
     least = max((each.least for each in sliced), default=0)
     return Lattice([each.codes for each in sliced], [each.size for each in sliced], errors, tables, owner, least)

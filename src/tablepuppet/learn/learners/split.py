@@ -203,7 +203,7 @@ class SplitLearner(Learner):
         size, epochs = self._schedule.batch_size, self._schedule.rounds
         batches = batches_of(len(relation), size)
         for alias in tables_of(relation.query):
-            often = min(int(relation.mapping.counts(alias).max(initial=1)), batches)  # in an epoch, of one row
+            often = min(int(relation.client.tables[alias].counts.max(initial=1)), batches)  # in an epoch, of one row
             for shard in relation.plan.tables[alias].shards:
                 most = None if shard.embeddings is None else shard.embeddings[1]
                 if most is None:

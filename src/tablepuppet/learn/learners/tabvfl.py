@@ -28,11 +28,12 @@ from tablepuppet.learn.solve.sgd import falling
 from tablepuppet.learn.split.bottoms import need_tabnet
 from tablepuppet.learn.split.exchange import Exchange
 from tablepuppet.learn.split.flat import seeded
-from tablepuppet.learn.split.model import CHUNK, SavedSplitModel, SplitModel, gathered
+from tablepuppet.learn.split.model import CHUNK, SavedSplitModel, SplitModel
 from tablepuppet.learn.split.pretrain import Pretraining
 from tablepuppet.learn.split.top import Top, TorchTop
 from tablepuppet.learn.tables.network import need_torch
 from tablepuppet.learn.threads import one_thread
+from tablepuppet.mapping.joined_rows import Block
 from tablepuppet.mapping.table_mapping import Floats
 from tablepuppet.party.spec import Bottom, TabNet
 from tablepuppet.prep.encode.encode import Encoding, apply_encoding
@@ -151,7 +152,7 @@ class TabVFL(SplitLearner):
 
     def _fitted_specs(self, relation: Relation) -> dict[str, Bottom]:
         double, encoding = relation.double, self.encoding_
-        known = [alias for alias in relation.mapping.tables if encoding.names(alias) and relation.client.shards(alias)]
+        known = [alias for alias in relation.client.tables if encoding.names(alias) and relation.client.shards(alias)]
         return {
             alias: TabNet(len(encoding.names(alias)), part, _categories(encoding, alias), double)
             for alias, part in (self._parts(known) if known else {}).items()
@@ -263,14 +264,8 @@ class TabVFL(SplitLearner):
             embeddings = networks.embeddings(client)
         else:
             embeddings = networks.embeddings(client, networks.tables)
-        found: list[Floats] = []
         with one_thread(torch), torch.no_grad():
-            flat = top.flat.tensor(top.theta)
-            for start in range(0, len(client.mapping), CHUNK):
-                rows = gathered(client.mapping, embeddings, slice(start, min(start + CHUNK, len(client.mapping))))
-                given = {alias: torch.from_numpy(values).to(top.flat.dtype) for alias, values in rows.items()}
-                found.append(top.flat(flat, given, wanted=wanted).numpy())
-        return found
+            return client.rows.one_by_one(CHUNK, _wanted, top, embeddings, wanted)
 
     # Saving
 
@@ -282,6 +277,15 @@ class TabVFL(SplitLearner):
         """Restore what `facts` and `arrays` say."""
         super().restore(facts, arrays)
         self.pretraining_ = Records(facts["pretraining"])
+
+
+def _wanted(block: Block, top: Any, embeddings: Mapping[str, Floats], wanted: str) -> Floats:
+    """What the top network makes of the joined rows of a block."""
+    torch = need_torch()
+    rows = {alias: torch.from_numpy(block.taken(alias, values)) for alias, values in embeddings.items()}
+    given = {alias: each.to(top.flat.dtype) for alias, each in rows.items()}
+    found: Floats = top.flat(top.flat.tensor(top.theta), given, wanted=wanted).numpy()
+    return found
 
 
 def _categories(encoding: Encoding, alias: str) -> tuple[int, ...]:

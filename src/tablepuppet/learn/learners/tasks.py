@@ -18,8 +18,8 @@ from tablepuppet.learn.loss.logistic import Logistic
 from tablepuppet.learn.loss.losses import Squared
 from tablepuppet.learn.loss.measures import Metrics, class_measures, number_measures, probabilities
 from tablepuppet.learn.loss.softmax import Softmax
+from tablepuppet.mapping.joined_rows import SCORES, Block, JoinedRows
 from tablepuppet.operators.client import Client, Pending
-from tablepuppet.operators.joined_rows import SCORES, Block
 from tablepuppet.prep.columns.label import (
     ask_classes,
     ask_numbers,
@@ -60,7 +60,7 @@ class Regressor(Learner):
         return joined_numbers(client, label, asked)
 
     def _loss(self, client: Client, labels: NDArray[Any]) -> JoinedLoss:
-        return JoinedLoss(Squared(), client.joined_rows(1, labels))
+        return JoinedLoss(Squared(), client.rows.of_scores(1, labels))
 
     def metric(self, loss: JoinedLoss, value: float) -> float:
         return float(np.sqrt(2 * max(value, 0.0)))
@@ -68,8 +68,11 @@ class Regressor(Learner):
     def _predicted(self, scores: Array) -> Array:
         return scores
 
-    def _measured(self, labels: NDArray[Any], predicted: Array, weights: Array | None = None) -> Metrics:
-        return number_measures(labels, predicted, weights)
+    def _measured(self, labels: NDArray[Any], predicted: Array) -> Metrics:
+        return number_measures(labels, predicted)
+
+    def _measures(self, rows: JoinedRows) -> Metrics:
+        return rows.at_once(_number_measures)
 
     def _measured_at_party(self, client: Client, label: OutputColumn, predicted: Array) -> Metrics:
         return regression_metrics(client, label, predicted)
@@ -77,6 +80,14 @@ class Regressor(Learner):
     def _errors(self, labels: NDArray[Any], predicted: Array, kind: str) -> Array:
         away = np.abs(labels - predicted)
         return away**2 if kind == "squared" else away
+
+
+def _number_measures(block: Block) -> Metrics:
+    return number_measures(block.labels, block[SCORES], block.weights)
+
+
+def _class_measures(block: Block) -> Metrics:
+    return class_measures(block.labels, probabilities(block[SCORES]), block.weights)
 
 
 def _right(block: Block) -> float:
@@ -125,8 +136,8 @@ class Classifier(Learner):
     def _loss(self, client: Client, labels: NDArray[Any]) -> JoinedLoss:
         keep = kept(self.privacy, len(self.classes_)) if self.label_correction else 1.0
         if len(self.classes_) == 2:
-            return JoinedLoss(Logistic(keep), client.joined_rows(1, labels))
-        return JoinedLoss(Softmax(len(self.classes_), keep), client.joined_rows(len(self.classes_), labels))
+            return JoinedLoss(Logistic(keep), client.rows.of_scores(1, labels))
+        return JoinedLoss(Softmax(len(self.classes_), keep), client.rows.of_scores(len(self.classes_), labels))
 
     def _labels(self, client: Client, label: OutputColumn, asked: Pending, where: str) -> NDArray[np.integer]:
         """The class number of every joined row; LearnError for a class that the model was not fitted on."""
@@ -162,8 +173,11 @@ class Classifier(Learner):
     def _predicted(self, scores: Array) -> Array:
         return probabilities(scores)
 
-    def _measured(self, labels: NDArray[Any], predicted: Array, weights: Array | None = None) -> Metrics:
-        return class_measures(labels, predicted, weights)
+    def _measured(self, labels: NDArray[Any], predicted: Array) -> Metrics:
+        return class_measures(labels, predicted)
+
+    def _measures(self, rows: JoinedRows) -> Metrics:
+        return rows.at_once(_class_measures)
 
     def _measured_at_party(self, client: Client, label: OutputColumn, predicted: Array) -> Metrics:
         return class_metrics(client, label, self.classes_, predicted)

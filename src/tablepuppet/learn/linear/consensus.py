@@ -170,7 +170,7 @@ class Consensus(ShardSums):
         self._last_sums: dict[tuple[str, str], Array] = {}  # by alias and party: the last sum
         self._force: dict[str, float] = {}  # by alias: the largest so far, about
         means = {alias: {"means": encoding.means(alias)} for alias in aliases}
-        rows = len(lou.client.mapping)
+        rows = len(lou.client.rows)
         lou.ask("ridge.shard", aliases, by_alias=means, joined_rows=rows, spec=spec, **self.common)
 
     def start(self) -> None:

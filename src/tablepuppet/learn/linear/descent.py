@@ -25,13 +25,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tablepuppet.learn.linear.converged import PERFECT, Distance, flatness, promised_decrease
-from tablepuppet.learn.linear.directions import Directions
+from tablepuppet.learn.linear.directions import Directions, InBlocks
 from tablepuppet.learn.linear.model import LinearModel, rounding_of
 from tablepuppet.learn.linear.plane import Plane, Point
 from tablepuppet.learn.linear.ridge import Curvature
 from tablepuppet.learn.loss.joined_loss import JoinedLoss
 from tablepuppet.learn.rounds import Round
-from tablepuppet.operators.joined_rows import SCORES, Block, Column
+from tablepuppet.mapping.joined_rows import SCORES, Block, Column
 
 Array = NDArray[np.float64]
 DRIFT = 1e-8  # relative rounding error of X d above which all stored directions are dropped
@@ -40,6 +40,10 @@ SINGLE_TOL = 1e-13  # tolerance while values are of single precision: enough for
 HANDOVER = 1e-8  # share of the objective: where another rule promises less, the gradient's needs fewer rounds
 LEAST_MEMORY, MOST_MEMORY = 5, 200  # earlier steps in the plane
 PLANE_SIZE = 32_000_000  # numbers that X d of these steps may take; beyond it, fewer steps are kept
+
+
+AfterStep = Callable[[Block, bool], None]
+"""Updates a block after the step; the second argument says whether the loss has been evaluated at its new scores."""
 
 
 class Rule(Protocol):
@@ -61,8 +65,8 @@ class Rule(Protocol):
         """The right-hand side sent to tables, from centred sums of the values at base rows."""
         ...
 
-    def moved(self, block: Block, is_evaluated: bool) -> None:
-        """Update a block after the step; ``is_evaluated``: the loss has been evaluated at its new scores."""
+    def after_step(self) -> AfterStep | None:
+        """What follows a step in every block; None: nothing."""
         ...
 
 
@@ -169,7 +173,14 @@ class Descent:
         ended = stuck and is_last and not self._stale and not model.disagreement
         # nearly parallel directions amplify rounding: where it could hide what is left, the gradient goes on
         self._rule = rule = self._gradient if small or self._stale else rule
-        loss.rows.each(_take_step, directions, None if end.mixed else mix, shift, rule, is_evaluated=end.evaluated)
+        loss.rows.each(
+            _take_step,
+            directions.in_blocks,
+            None if end.mixed else mix,
+            shift,
+            rule.after_step(),
+            is_evaluated=end.evaluated,
+        )
         directions.keep_step(mix)
         if not kept:
             directions.order.clear()
@@ -233,7 +244,7 @@ def _set_scores(block: Block, column: Column) -> None:
 
 
 def _take_step(
-    block: Block, directions: Directions, mix: Array | None, shift: Array, rule: Rule, *, is_evaluated: bool
+    block: Block, directions: InBlocks, mix: Array | None, shift: Array, then: AfterStep | None, *, is_evaluated: bool
 ) -> None:
     """Add the step and the change of the intercept to the scores; X d of the step is computed if it is not known."""
     if mix is not None:
@@ -241,4 +252,5 @@ def _take_step(
     scores = block[SCORES]
     scores += directions.step(block)
     scores += shift
-    rule.moved(block, is_evaluated)
+    if then is not None:
+        then(block, is_evaluated)

@@ -1,14 +1,16 @@
 """Ring buffer of X @ d for the newest direction and the last steps, with cached slopes and Hessian products.
 
-The products X d are as long as the joined rows and live there (operators/joined_rows.py), in a column of several slots.
+The products X d are as long as the joined rows and live there (mapping/joined_rows.py), in a column of several slots.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import numpy as np
 from numpy.typing import NDArray
 
-from tablepuppet.operators.joined_rows import Block, Column, JoinedRows
+from tablepuppet.mapping.joined_rows import Block, Column, JoinedRows
 
 Array = NDArray[np.float64]
 DIRECTIONS = "directions"  # a column: (slots, outputs, rows)
@@ -54,6 +56,11 @@ class Directions:
         return slice(max(self.order) + 1)
 
     @property
+    def in_blocks(self) -> InBlocks:
+        """What a function of a block needs of them now."""
+        return InBlocks(tuple(self.order), self.spare)
+
+    @property
     def fresh(self) -> slice:
         """The slots whose slopes and products are unknown: the newest direction's, and perhaps the last step's."""
         slots = self.order[: self.unknown]
@@ -84,16 +91,25 @@ class Directions:
         places = [*self.order, *range(self.slots, len(self.products))]
         return self.products[np.ix_(places, places)]
 
-    # In a block of the joined rows.
+
+@dataclass(frozen=True)
+class InBlocks:
+    """Where X d of the directions is in a block of the joined rows: their slots, newest first, and the spare one."""
+
+    order: tuple[int, ...]
+    spare: int
+
+    def __len__(self) -> int:
+        return len(self.order)
 
     def at(self, block: Block) -> Array:
         """X d of all directions, in the order of slots: (slots, outputs, rows of the block)."""
-        return block.stored(DIRECTIONS)[self.all]
+        return block.stored(DIRECTIONS)[: max(self.order) + 1]
 
     def mix(self, block: Block, weights: Array) -> None:
         """Write X d of the step, the weighted sum of all directions (newest first), into the spare slot."""
-        directions, by_slot = self.at(block), np.zeros(self.all.stop)
-        by_slot[self.order] = weights
+        directions, by_slot = self.at(block), np.zeros(max(self.order) + 1)
+        by_slot[list(self.order)] = weights
         for each, mixed in zip(directions.swapaxes(0, 1), block.stored((DIRECTIONS, self.spare)), strict=True):
             np.matmul(by_slot, each, out=mixed)
 

@@ -14,8 +14,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from tablepuppet.learn.linear.ridge import Array, Curvature
-from tablepuppet.learn.loss.joined_loss import JoinedLoss
-from tablepuppet.operators.joined_rows import Block, Column
+from tablepuppet.learn.loss.joined_loss import JoinedLoss, evaluation
+from tablepuppet.learn.loss.losses import Loss
+from tablepuppet.mapping.joined_rows import Block, Column
 
 
 @dataclass(frozen=True)
@@ -30,17 +31,18 @@ class GradientRule:
     def values(self, room: Column, before: Array | None) -> tuple[Column, Curvature]:
         """The gradient of the mean loss by scores, and the mean curvature by pairs of outputs."""
         rows = self.loss.rows
-        parts = rows.each(self._write_gradient, room, 1 / rows.joined)
+        parts = rows.each(_write_gradient, self.loss.pointwise, room, 1 / rows.joined)
         return room, np.sum(parts, axis=0) / rows.joined
-
-    def _write_gradient(self, block: Block, room: Column, scale: float) -> Array:
-        here = self.loss.evaluation(block)
-        np.multiply(here.gradient, scale, out=block[room])
-        return here.hessian.on_constants()
 
     def right_hand_side(self, sums: Mapping[str, Array]) -> Mapping[str, Array]:
         """The sums of the gradient."""
         return sums
 
-    def moved(self, block: Block, is_evaluated: bool) -> None:
-        """Nothing to update."""
+    def after_step(self) -> None:
+        """Nothing to update in the blocks."""
+
+
+def _write_gradient(block: Block, loss: Loss, room: Column, scale: float) -> Array:
+    here = evaluation(block, loss)
+    np.multiply(here.gradient, scale, out=block[room])
+    return here.hessian.on_constants()

@@ -83,7 +83,7 @@ class LostParties:
 
     def _add(self, alias: str, shard: ShardRows, prediction: Array) -> None:
         if alias not in self._missed:
-            rows = self.model.loj.mapping.tables[alias].rows
+            rows = self.model.loj.rows.tables[alias].rows
             self._missed[alias] = np.zeros((rows, *prediction.shape[1:]))
         self._missed[alias][shard.slice] = prediction
 

@@ -26,9 +26,9 @@ from tablepuppet.learn.noise.predictions import DirectionNoise
 from tablepuppet.learn.tables.federated import FederatedModel
 from tablepuppet.learn.tables.over_shards import RowGradients, ShardSums
 from tablepuppet.learn.tables.parameters import TableParameters
+from tablepuppet.mapping.joined_rows import Column, JoinedRows
 from tablepuppet.mapping.table_mapping import Floats
 from tablepuppet.operators.client import Client, Pending
-from tablepuppet.operators.joined_rows import Column, JoinedRows
 from tablepuppet.operators.lou import Instead, LearningOverUnion
 from tablepuppet.party.spec import Linear
 from tablepuppet.prep.encode.encode import Encoding
@@ -55,7 +55,7 @@ class GramSums(ShardSums):
             for alias in aliases
         }
         self._grams = lou.ask(
-            "matrix.gram", aliases, by_alias=arguments, encoding=encoding.id, joined_rows=len(lou.client.mapping),
+            "matrix.gram", aliases, by_alias=arguments, encoding=encoding.id, joined_rows=len(lou.client.rows),
             bounds=lambda alias: {"gram": self._largest(alias)},
         )  # fmt: skip
 
@@ -66,7 +66,7 @@ class GramSums(ShardSums):
         return centres
 
     def _rows(self, alias: str) -> int:
-        return self.lou.client.mapping.tables[alias].rows
+        return self.lou.client.tables[alias].rows
 
     def _largest(self, alias: str) -> float:
         """Bound of the entries of a Gram matrix, almost surely if it has noise: without, they are at most 1."""
@@ -125,7 +125,7 @@ class LinearModel(FederatedModel):
         self._bounds: dict[str, float] = {}  # by table with one shard: what its last noisy X p was cut to
         arguments = {a: {} if noise is None else {"noise": noise.of_gram(self.rows(a))} for a in self.alone}
         self.lou.ask(
-            "ridge.start", self.alone, by_alias=arguments, spec=self.spec, joined_rows=len(client.mapping), l2=l2,
+            "ridge.start", self.alone, by_alias=arguments, spec=self.spec, joined_rows=len(client.rows), l2=l2,
             **self.at_party,
         )  # fmt: skip
         self.over: GramSums | Consensus

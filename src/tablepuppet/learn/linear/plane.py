@@ -11,10 +11,11 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from tablepuppet.learn.linear.directions import Directions
-from tablepuppet.learn.loss.joined_loss import JoinedLoss
+from tablepuppet.learn.linear.directions import Directions, InBlocks
+from tablepuppet.learn.loss.joined_loss import JoinedLoss, evaluate_at, evaluation
+from tablepuppet.learn.loss.losses import Loss
 from tablepuppet.learn.noise.predictions import DirectionNoise
-from tablepuppet.operators.joined_rows import SCORES, Block
+from tablepuppet.mapping.joined_rows import SCORES, Block
 
 Array = NDArray[np.float64]
 NOTHING = 1e-60  # curvature of a direction that is ignored, as a share of the largest
@@ -140,7 +141,9 @@ class Plane:
         """
         directions, along = self.directions, self.directions.all if along is None else along
         count, joined_rows = len(directions), self.rows.joined
-        found = self.rows.each(_slopes, self.loss, directions, weights, along, is_known=known is not None)
+        found = self.rows.each(
+            _slopes, self.loss.pointwise, directions.in_blocks, weights, along, is_known=known is not None
+        )
         values, slopes, constants = (sum(each) / joined_rows for each in zip(*found, strict=True))
         value = float(values) if known is None else known
         directions.slopes[along] = slopes
@@ -151,7 +154,7 @@ class Plane:
 
     def _hessian(self, pairs: HessianPairs) -> Array:
         """The Hessian of the objective at the last evaluation of the loss."""
-        found = self.rows.some(pairs.every, _hessian_products, self.loss, self.directions, pairs.of)
+        found = self.rows.some(pairs.every, _hessian_products, self.loss.pointwise, self.directions.in_blocks, pairs.of)
         joined_rows = sum(count for count, *_ in found)
         self.directions.set_products(
             pairs.of, *(sum(each) / joined_rows for each in list(zip(*found, strict=True))[1:])
@@ -179,16 +182,16 @@ class Plane:
 
 
 def _slopes(
-    block: Block, loss: JoinedLoss, directions: Directions, weights: Array, along: slice, *, is_known: bool
+    block: Block, loss: Loss, directions: InBlocks, weights: Array, along: slice, *, is_known: bool
 ) -> tuple[float, Array, Array]:
     """The loss, and its slopes along some directions and along constants."""
-    here = loss.evaluation(block) if is_known else loss.evaluate_at(block, _scores(block, directions, weights))
+    here = evaluation(block, loss) if is_known else evaluate_at(block, loss, _scores(block, directions, weights))
     gradients = here.gradient.reshape(len(block), -1).T  # (outputs, rows of the block)
     value = 0.0 if is_known else here.value
     return value, _products(directions.at(block)[along], gradients), gradients.sum(axis=1)
 
 
-def _scores(block: Block, directions: Directions, weights: Array) -> Array:
+def _scores(block: Block, directions: InBlocks, weights: Array) -> Array:
     """Scores at a point of the plane."""
     if not weights.any():
         return block[SCORES]
@@ -198,11 +201,9 @@ def _scores(block: Block, directions: Directions, weights: Array) -> Array:
     return scores
 
 
-def _hessian_products(
-    block: Block, loss: JoinedLoss, directions: Directions, of: slice
-) -> tuple[float, Array, Array, Array]:
+def _hessian_products(block: Block, loss: Loss, directions: InBlocks, of: slice) -> tuple[float, Array, Array, Array]:
     """(joined rows, Hessian products of some directions with all and with constants, and of constants)."""
-    hessian, all_directions = loss.evaluation(block).hessian, directions.at(block)
+    hessian, all_directions = evaluation(block, loss).hessian, directions.at(block)
     turned = hessian.times(all_directions[of])
     pairs = sum(np.dot(a, b.T) for a, b in zip(turned.swapaxes(0, 1), all_directions.swapaxes(0, 1), strict=True))
     return block.joined, np.asarray(pairs), turned.sum(axis=2), hessian.on_constants()

@@ -1,6 +1,8 @@
 """A loss over joined rows: every method is a pass over their blocks, and returns a few numbers at most.
 
-Labels and scores are columns of the rows (operators/joined_rows.py). An evaluation stores what its derivatives need in
+What is computed in a block is a function of the block and of the loss of a single row, which holds no rows.
+
+Labels and scores are columns of the rows (mapping/joined_rows.py). An evaluation stores what its derivatives need in
 the column `EVALUATION` until the next evaluation, so gradient and Hessian need no further exponentials.
 """
 
@@ -12,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tablepuppet.learn.loss.losses import Evaluation, Loss
-from tablepuppet.operators.joined_rows import SCORES, Block, JoinedRows
+from tablepuppet.mapping.joined_rows import SCORES, Block, JoinedRows
 
 Array = NDArray[np.float64]
 EVALUATION, GRADIENT = "evaluation", "gradient"
@@ -42,18 +44,12 @@ class JoinedLoss:
 
     def best_constant(self) -> Array:
         """The constant scores, (outputs,), with the least loss."""
-        sums = self.rows.total(lambda block: self.pointwise.label_sums(block.labels, block.weights))
+        sums = self.rows.total(_label_sums, self.pointwise)
         return self.pointwise.best_constant(np.atleast_1d(sums), self.rows.joined)
 
     def constant_value(self) -> float:
         """The sum over the joined rows of the least loss that constant scores have; no column is written."""
-        constant = self.best_constant()
-
-        def value(block: Block) -> float:
-            scores = np.full(len(block), constant[0]) if self.outputs == 1 else np.tile(constant, (len(block), 1))
-            return float(self.pointwise.evaluate(scores, block.labels, weights=block.weights).value)
-
-        return float(self.rows.total(value))
+        return float(self.rows.total(_constant_value, self.pointwise, self.best_constant()))
 
     def set_constant(self, constant: Array) -> None:
         """Set the scores of all rows to the same values."""
@@ -65,52 +61,79 @@ class JoinedLoss:
     def evaluate(self) -> float:
         """The mean loss at the scores; the evaluation is stored."""
         self.reserve()
-        return float(self.rows.total(lambda block: self.evaluate_at(block, block[SCORES]).value)) / self.rows.joined
+        return float(self.rows.total(_value, self.pointwise)) / self.rows.joined
 
     def reserve(self) -> None:
         """Reserve memory for evaluations."""
         self.rows.reserve(EVALUATION, self.pointwise.kept)
-
-    def evaluate_at(self, block: Block, scores: Array) -> Evaluation:
-        """Evaluate a block at these scores; the evaluation is stored."""
-        return self.pointwise.evaluate(scores, block.labels, block.stored(EVALUATION), block.weights)
-
-    def evaluation(self, block: Block) -> Evaluation:
-        """The stored evaluation of a block, without its value.
-
-        A quadratic loss stores nothing: it is evaluated again at the scores.
-        """
-        return self.pointwise.evaluated(block[SCORES], block.labels, block.stored(EVALUATION), block.weights)
 
     # Derivatives of the last evaluation.
 
     def write_gradient(self) -> Array:
         """Write the gradient of the mean loss by scores into the column `GRADIENT`; its sum over rows, (outputs,)."""
         self.rows.reserve(GRADIENT)
-        return np.atleast_1d(self.rows.total(self._write_gradient))
-
-    def _write_gradient(self, block: Block) -> Array:
-        gradient = block[GRADIENT]
-        np.divide(self.evaluation(block).gradient, self.rows.joined, out=gradient)
-        return np.asarray(gradient.sum(axis=0))
+        return np.atleast_1d(self.rows.total(_write_gradient, self.pointwise, self.rows.joined))
 
     def gradient_sum(self) -> Array:
         """The sum over rows of the gradient of the mean loss, (outputs,)."""
-        return np.atleast_1d(
-            self.rows.total(lambda block: (self.evaluation(block).gradient / self.rows.joined).sum(axis=0))
-        )
+        return np.atleast_1d(self.rows.total(_gradient_sum, self.pointwise, self.rows.joined))
 
     def mean_curvature(self) -> float:
         """The mean of the Hessian's diagonal over rows and outputs."""
-        trace: float = self.rows.total(lambda block: self.evaluation(block).hessian.trace())
+        trace: float = self.rows.total(_trace, self.pointwise)
         return trace / (self.rows.joined * self.outputs)
 
     def curvature_matrix(self) -> Array:
         """The mean Hessian of a row, (outputs, outputs)."""
-        return np.asarray(
-            self.rows.total(lambda block: self.evaluation(block).hessian.on_constants()) / self.rows.joined
-        )
+        return np.asarray(self.rows.total(_curvature, self.pointwise) / self.rows.joined)
+
+
+# What is computed in a block of the joined rows.
+
+
+def evaluate_at(block: Block, loss: Loss, scores: Array) -> Evaluation:
+    """Evaluate a block at these scores; the evaluation is stored."""
+    return loss.evaluate(scores, block.labels, block.stored(EVALUATION), block.weights)
+
+
+def evaluation(block: Block, loss: Loss) -> Evaluation:
+    """The stored evaluation of a block, without its value.
+
+    A quadratic loss stores nothing: it is evaluated again at the scores.
+    """
+    return loss.evaluated(block[SCORES], block.labels, block.stored(EVALUATION), block.weights)
+
+
+def _label_sums(block: Block, loss: Loss) -> Array | float:
+    return loss.label_sums(block.labels, block.weights)
+
+
+def _constant_value(block: Block, loss: Loss, constant: Array) -> float:
+    scores = np.full(len(block), constant[0]) if loss.outputs == 1 else np.tile(constant, (len(block), 1))
+    return float(loss.evaluate(scores, block.labels, weights=block.weights).value)
 
 
 def _fill(block: Block, constant: Array) -> None:
     block.stored(SCORES)[:] = constant[:, None]
+
+
+def _value(block: Block, loss: Loss) -> float:
+    return evaluate_at(block, loss, block[SCORES]).value
+
+
+def _write_gradient(block: Block, loss: Loss, joined: int) -> Array:
+    gradient = block[GRADIENT]
+    np.divide(evaluation(block, loss).gradient, joined, out=gradient)
+    return np.asarray(gradient.sum(axis=0))
+
+
+def _gradient_sum(block: Block, loss: Loss, joined: int) -> Array:
+    return np.asarray((evaluation(block, loss).gradient / joined).sum(axis=0))
+
+
+def _trace(block: Block, loss: Loss) -> float:
+    return evaluation(block, loss).hessian.trace()
+
+
+def _curvature(block: Block, loss: Loss) -> Array:
+    return evaluation(block, loss).hessian.on_constants()

@@ -1,7 +1,7 @@
 """Losses of joined rows, as the coordinator computes them: values, gradients, Hessians, proximal steps.
 
 A loss is a function of scores and labels and stores neither: the caller passes those of a block of rows
-(operators/joined_rows.py). Scores are (rows,) for one output, (rows, classes) for softmax. ``weights`` say how many
+(mapping/joined_rows.py). Scores are (rows,) for one output, (rows, classes) for softmax. ``weights`` say how many
 joined rows each row stands for; without them each stands for itself. `Logistic` and `Softmax` are in their own modules.
 """
 

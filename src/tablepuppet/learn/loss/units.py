@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from tablepuppet.learn.loss.joined_loss import JoinedLoss
 from tablepuppet.learn.loss.losses import Squared
 from tablepuppet.learn.rounds import Round
-from tablepuppet.operators.joined_rows import Block, JoinedRows
+from tablepuppet.mapping.joined_rows import Block, JoinedRows
 
 FAR = 1e3  # standard deviations between mean and zero, beyond which digits of errors are lost
 

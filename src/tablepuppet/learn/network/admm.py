@@ -36,6 +36,7 @@ from tablepuppet.learn.tables.network import NetworkTable, need_torch
 from tablepuppet.learn.tables.over_shards import NOTHING, Facts, RowGradients, Update
 from tablepuppet.learn.tables.parameters import TableParameters, parameters_of
 from tablepuppet.learn.threads import one_thread
+from tablepuppet.mapping.joined_rows import Block
 from tablepuppet.mapping.table_mapping import ShardRows
 from tablepuppet.party.arguments import Some
 from tablepuppet.party.local_table import LocalTable
@@ -249,7 +250,7 @@ def descend_by_sharing(
     squares: dict[str, float] = {}  # |theta|^2 by table, also of those that are lost
     last, flat_rounds, converged, plateau = np.inf, 0, False, Plateau(tol, loss.constant_value() / loss.rows.joined)
     for number in range(1, rounds + 1):
-        total = loss.rows.total(lambda block: np.atleast_1d(block[RESIDUAL].sum(axis=0)))
+        total = loss.rows.total(_residual_sum)
         intercept = intercept - total / rule.rho
         update = ThetaUpdate(rule.rho, len(loss.rows), model.l2, inner.steps)
         rows = RowGradients(model.loj.scatter(RESIDUAL, model.tables))
@@ -270,3 +271,7 @@ def descend_by_sharing(
                 break
             flat_rounds = 0
     return intercept, converged
+
+
+def _residual_sum(block: Block) -> Array:
+    return np.atleast_1d(block[RESIDUAL].sum(axis=0))

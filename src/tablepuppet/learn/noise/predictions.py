@@ -1,6 +1,6 @@
 """Noise in tables' predictions: how much of a step, an intercept or a score is signal, and how to correct for it.
 
-Input: the standard deviation of the noise that each table added, and the mapping. Output: variances of the noise
+Input: the standard deviation of the noise that each table added, and the joined rows. Output: variances of the noise
 over the joined rows, and values shrunk by their share of noise. The coordinator knows all of this anyway, so it costs
 no privacy. A base row's noise goes to all its joined rows: it does not average out if few rows are joined often.
 """
@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from tablepuppet.mapping.table_mapping import TableMapping
+from tablepuppet.mapping.joined_rows import JoinedRows
 from tablepuppet.operators.loj import LearningOverJoin
 
 Array = NDArray[np.float64]
@@ -56,12 +56,12 @@ class DirectionNoise:
 
 def mean_noise(loj: LearningOverJoin, deviations: Mapping[str, float]) -> float:
     """The variance of the mean over joined rows of noise that tables added to base rows."""
-    return sum(deviation**2 * left_in_mean(loj.mapping, alias) for alias, deviation in deviations.items())
+    return sum(deviation**2 * left_in_mean(loj.rows, alias) for alias, deviation in deviations.items())
 
 
-def left_in_mean(mapping: TableMapping, alias: str) -> float:
+def left_in_mean(rows: JoinedRows, alias: str) -> float:
     """The same for one table, with noise of variance 1 at its base rows."""
-    shares = mapping.counts(alias) / max(len(mapping), 1)
+    shares = rows.tables[alias].counts / max(len(rows), 1)
     return float(shares @ shares)
 
 

@@ -23,7 +23,7 @@ from tablepuppet.learn.rounds import Round
 from tablepuppet.learn.settings import Auto
 from tablepuppet.learn.solve.admm import RESIDUAL, SharingResidual, auto_rho
 from tablepuppet.learn.solve.solvers import ADMM, Stepping
-from tablepuppet.operators.joined_rows import SCORES, Block, JoinedRows
+from tablepuppet.mapping.joined_rows import SCORES, Block, JoinedRows
 from tablepuppet.party.spec import Linear, Spec
 from tablepuppet.relation import Relation
 

@@ -15,8 +15,8 @@ from tablepuppet.learn.noise.predictions import believed, left_in_mean
 from tablepuppet.learn.tables.federated import FederatedModel
 from tablepuppet.learn.tables.over_shards import NOTHING, Facts, RowGradients, Update
 from tablepuppet.learn.tables.parameters import TableParameters
+from tablepuppet.mapping.joined_rows import JoinedRows
 from tablepuppet.operators.client import Client
-from tablepuppet.operators.joined_rows import JoinedRows
 from tablepuppet.operators.lou import LearningOverUnion
 from tablepuppet.party.added_noise import SampleNoise
 from tablepuppet.party.spec import Spec
@@ -110,7 +110,7 @@ class SampledModel(FederatedModel):
     @property
     def believed_mean(self) -> float:
         """The share of the mean prediction that the intercept absorbs: the noisier it is, the smaller."""
-        left = max((left_in_mean(self.loj.mapping, alias) for alias in self.tables), default=0.0)
+        left = max((left_in_mean(self.loj.rows, alias) for alias in self.tables), default=0.0)
         return believed(1.0, self.noise_ratio * left)
 
     @property

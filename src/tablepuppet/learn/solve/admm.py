@@ -16,15 +16,30 @@ penalty has its correct weight, and consensus works on parameters of about the r
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 
 import numpy as np
 
 from tablepuppet.learn.linear.ridge import Array, Curvature
-from tablepuppet.learn.loss.joined_loss import JoinedLoss
-from tablepuppet.operators.joined_rows import SCORES, Block, Column
+from tablepuppet.learn.loss.joined_loss import JoinedLoss, evaluation
+from tablepuppet.learn.loss.losses import Loss
+from tablepuppet.mapping.joined_rows import SCORES, Block, Column
 
 AUTO_RHO = 100.0  # times the mean curvature of the loss at the start
 DUAL, RESIDUAL = "dual", "residual"  # columns: M u, and the residual times rho / N
+
+
+@dataclass(frozen=True)
+class DualUpdate:
+    """The z-update and the dual update of a block: the new dual variable is the target minus its proximal point."""
+
+    loss: Loss
+    rho: float
+
+    def __call__(self, block: Block, is_evaluated: bool) -> None:
+        """Update the dual variable; ``is_evaluated``: whether the evaluation at the scores is stored."""
+        known = evaluation(block, self.loss) if is_evaluated else None
+        self.loss.proximal_step(block[SCORES], block[DUAL], self.rho, block.labels, known)
 
 
 class Sharing:
@@ -40,16 +55,11 @@ class Sharing:
         self.rho = auto_rho(self.loss, self._asked, AUTO_RHO)
         self.scale = self.rho / self.parts / len(rows)  # of M u, to be a gradient of the mean loss
         rows.reserve(DUAL)
-        rows.each(self._begin, self.scale * len(rows))
+        rows.each(_begin, self.loss.pointwise, self.scale * len(rows))
 
-    def _begin(self, block: Block, scale: float) -> None:
-        np.divide(self.loss.evaluation(block).gradient, scale, out=block[DUAL])
-
-    def moved(self, block: Block, is_evaluated: bool) -> None:
-        """The z-update and the dual update of a block: the new dual variable is the target minus its proximal point."""
-        known = self.loss.evaluation(block) if is_evaluated else None
-        loss, rho = self.loss.pointwise, self.rho / self.parts
-        loss.proximal_step(block[SCORES], block[DUAL], rho, block.labels, known)
+    def after_step(self) -> DualUpdate:
+        """What a step of the tables is followed by in every block."""
+        return DualUpdate(self.loss.pointwise, self.rho / self.parts)
 
 
 class SharingRule(Sharing):
@@ -80,21 +90,30 @@ class SharingResidual(Sharing):
         """Set the dual variable, and the residual of the first round."""
         super().begin()
         self.loss.rows.reserve(RESIDUAL)
-        self.loss.rows.each(self._first)
-
-    def _first(self, block: Block) -> None:
-        np.multiply(self.scale, block[DUAL], out=block[RESIDUAL])
+        self.loss.rows.each(_first_residual, self.scale)
 
     def update(self) -> None:
         """Update dual variable and residual after the tables' steps changed the scores."""
-        self.loss.rows.each(self._update)
+        self.loss.rows.each(_update, self.after_step(), self.scale)
 
-    def _update(self, block: Block) -> None:
-        residual, dual = block[RESIDUAL], block[DUAL]
-        residual[:] = dual  # before
-        self.moved(block, is_evaluated=False)
-        np.subtract(2 * dual, residual, out=residual)
-        residual *= self.scale
+
+# What is computed in a block of the joined rows.
+
+
+def _begin(block: Block, loss: Loss, scale: float) -> None:
+    np.divide(evaluation(block, loss).gradient, scale, out=block[DUAL])
+
+
+def _first_residual(block: Block, scale: float) -> None:
+    np.multiply(scale, block[DUAL], out=block[RESIDUAL])
+
+
+def _update(block: Block, update: DualUpdate, scale: float) -> None:
+    residual, dual = block[RESIDUAL], block[DUAL]
+    residual[:] = dual  # before
+    update(block, is_evaluated=False)
+    np.subtract(2 * dual, residual, out=residual)
+    residual *= scale
 
 
 def auto_rho(loss: JoinedLoss, rho: float | str, times: float) -> float:

@@ -22,9 +22,9 @@ from tablepuppet.learn.rounds import Round
 from tablepuppet.learn.tables.federated import FederatedModel
 from tablepuppet.learn.tables.over_shards import NOTHING, BatchGradients, Facts, Stepped
 from tablepuppet.learn.tables.parameters import TableParameters, parameters_of
-from tablepuppet.mapping.table_mapping import Floats, ShardRows, TableMapping
-from tablepuppet.operators.batches import Batch, LastValues, Places, batches_of_epochs, no_rows
-from tablepuppet.operators.joined_rows import SCORES
+from tablepuppet.mapping.batches import Batch, Places, batches_of_epochs, no_rows
+from tablepuppet.mapping.joined_rows import SCORES, JoinedRows
+from tablepuppet.mapping.table_mapping import Floats, ShardRows
 from tablepuppet.party.local_table import LocalTable
 from tablepuppet.party.ops import Values, op
 from tablepuppet.party.release import Release
@@ -104,7 +104,7 @@ class Conditioned:
 class Steps(Protocol):
     """An object that takes the steps of batches."""
 
-    mapping: TableMapping
+    rows: JoinedRows
     tables: list[str]
     secured: list[str]  # tables whose shards mask their sums
     momentum: float
@@ -124,11 +124,11 @@ class Stochastic:
 
     def __init__(self, model: FederatedModel, momentum: float, conditioned: Conditioned | None = None):
         self.model, self.momentum, self.conditioned = model, momentum, conditioned
-        self.mapping, self.tables = model.loj.mapping, model.tables
+        self.rows, self.tables = model.loj.rows, model.tables
         self.secured = [alias for alias in model.tables if alias in model.lou.client.secured.parties]
         self.penalty, self.centre = 0.0, np.zeros(model.outputs)
         shape = () if model.outputs == 1 else (model.outputs,)
-        self._last = LastValues(model.lou.client, dict.fromkeys(self.tables, shape), model.lou.wire)
+        self._last = model.lou.last_values(dict.fromkeys(self.tables, shape))
         self._facts: dict[str, Facts] = {}  # by table: its squared norm and its mean prediction
 
     def exchange(
@@ -184,7 +184,7 @@ def descend_by_batches(
     total = penalty = 0.0
     divergence = Divergence(loss)
     rows.reserve(SCORES)
-    upcoming = batches_of_epochs(steps.mapping, steps.tables, size, seed, len(rates), steps.secured)
+    upcoming = batches_of_epochs(steps.rows, steps.tables, size, seed, len(rates), steps.secured)
     batch: Batch | None = next(upcoming)
     predictions = steps.exchange(None, None, batch, rates[0])
     while batch is not None:

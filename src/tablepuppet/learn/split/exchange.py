@@ -18,8 +18,8 @@ from tablepuppet.learn.split.model import SplitModel
 from tablepuppet.learn.split.table import BatchSums, TorchTable
 from tablepuppet.learn.tables.over_shards import NOTHING, BatchGradients, Facts, RowGradients, Update
 from tablepuppet.learn.tables.parameters import TableParameters
+from tablepuppet.mapping.batches import Batch, no_rows
 from tablepuppet.mapping.table_mapping import Floats, ShardRows
-from tablepuppet.operators.batches import Batch, LastValues, no_rows
 from tablepuppet.operators.client import Pending
 from tablepuppet.operators.lou import Instead, LearningOverUnion
 from tablepuppet.party.spec import Hiding, TabNet
@@ -96,7 +96,7 @@ class Exchange:
         self.parts = {alias: part for alias, part in model.shared.items() if alias in self.tables}
         self._normed = [alias for alias in self.parts if isinstance(model.spec_of(alias), TabNet)]
         widths = {alias: (model.spec_of(alias).outputs,) for alias in self.tables}
-        self.last = LastValues(model.lou.client, widths, model.lou.wire)
+        self.last = model.lou.last_values(widths)
         self.sums: dict[str, BatchSums] = {}  # of the batch under way, of tables whose batch norm is over shards
         self.rebuilt: dict[str, Array] = {}  # gradients of reconstruction errors in the batch under way, over shards
         self.missed: dict[str, NDArray[np.bool_]] = {}  # base rows of the batch that substitutes stand in for

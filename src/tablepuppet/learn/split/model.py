@@ -19,9 +19,9 @@ from tablepuppet.learn.tables.outputs import TableOutputs
 from tablepuppet.learn.tables.parameters import TableParameters
 from tablepuppet.learn.tables.saved import SavedParameters
 from tablepuppet.learn.tables.stored import Stored
-from tablepuppet.mapping.table_mapping import Floats, TableMapping
+from tablepuppet.mapping.joined_rows import SCORES, Block, JoinedRows
+from tablepuppet.mapping.table_mapping import Floats
 from tablepuppet.operators.client import Client, Replies
-from tablepuppet.operators.joined_rows import SCORES, Block, JoinedRows
 from tablepuppet.operators.lou import Instead
 from tablepuppet.party.spec import Bottom
 from tablepuppet.prep.encode.encode import Encoding
@@ -72,7 +72,7 @@ class TableEmbeddings(TableOutputs):
 
     def zeros(self, client: Client, alias: str) -> Floats:
         """Zero embeddings of all base rows of a table."""
-        return np.zeros((client.mapping.tables[alias].rows, self.spec_of(alias).outputs), self.wire)
+        return np.zeros((client.tables[alias].rows, self.spec_of(alias).outputs), self.wire)
 
     def joined(self, replies: Replies, aliases: Iterable[str]) -> dict[str, Floats]:
         """The embeddings in replies, (rows, width) by table."""
@@ -213,11 +213,3 @@ def top_scores(top: Top, embeddings: Embeddings, rows: JoinedRows, unit: float) 
 def _top_scores(block: Block, top: Top, embeddings: Embeddings, unit: float) -> None:
     found = top.scores({alias: block.taken(alias, values) for alias, values in embeddings.items()})
     block.stored(SCORES)[:] = unit * (found if found.ndim == 1 else found.T)
-
-
-def gathered(mapping: TableMapping, embeddings: Embeddings, joined: slice | NDArray[np.intp]) -> dict[str, Floats]:
-    """Embeddings of base rows at some joined rows, by alias."""
-    return {
-        alias: values[joined] if mapping.tables[alias].is_identity else values[mapping.tables[alias].index[joined]]
-        for alias, values in embeddings.items()
-    }

@@ -21,7 +21,7 @@ from tablepuppet.learn.loss.joined_loss import JoinedLoss
 from tablepuppet.learn.noise.plan import StepNoise
 from tablepuppet.learn.rounds import Round
 from tablepuppet.learn.split.exchange import Exchange
-from tablepuppet.learn.split.model import Embeddings, gathered
+from tablepuppet.learn.split.model import Embeddings
 from tablepuppet.learn.split.once import OnceModel
 from tablepuppet.learn.split.train import learn_by_batches
 from tablepuppet.learn.tables.network import need_torch
@@ -88,15 +88,13 @@ class NoisyOnce:
 
     def _gradient(self, host: str, known: Embeddings, loss: JoinedLoss) -> Floats:
         """The gradient of the mean loss by the host's embeddings, summed at base rows."""
-        top, mapping, rows = self.model.top, loss.rows.mapping, np.arange(len(loss.rows))
+        top, rows = self.model.top, loss.rows
         with one_thread(need_torch()):
-            scores = top.forward(gathered(mapping, known, slice(0, len(rows)))).astype(np.float64)
+            scores = top.forward({alias: rows.taken(alias, each) for alias, each in known.items()}).astype(np.float64)
             plain = scores[:, 0] if scores.shape[1] == 1 else scores
-            gradient = loss.pointwise.evaluate(plain, loss.rows.labels_of(rows)).gradient / len(rows)
+            gradient = loss.pointwise.evaluate(plain, rows.labels()).gradient / len(rows)
             joined = top.backward(gradient.reshape(scores.shape), [host])[host].astype(np.float64)
-        sums = np.zeros((mapping.tables[host].rows, joined.shape[1]))
-        np.add.at(sums, mapping.tables[host].index, joined)
-        return sums
+        return rows.sums(host, joined)
 
     def _of(self, alias: str) -> Any:
         return self.noise.of_sums(alias, self.model.rows(alias))

@@ -238,7 +238,7 @@ class Guests:
         together = [alias for alias in self.aliases if alias in model.shared]
         alone = [alias for alias in self.aliases if alias not in together]
         lou.ask("nat.components", alone, instead=lambda alias, shard: {}, **model.at_party)
-        grams = lou.ask("matrix.gram", together, joined_rows=len(lou.client.mapping), encoding=model.encoding.id)
+        grams = lou.ask("matrix.gram", together, joined_rows=len(lou.client.rows), encoding=model.encoding.id)
         with self._hurried(time.monotonic()):
             replies = grams.read()
         for alias in together:

@@ -24,8 +24,8 @@ from tablepuppet.learn.split.ops import BatchNumber, Training, bottom_parameters
 from tablepuppet.learn.split.top import TorchTop
 from tablepuppet.learn.tables.network import need_torch
 from tablepuppet.learn.threads import one_thread
+from tablepuppet.mapping.batches import Batch, batches_of_epochs
 from tablepuppet.mapping.table_mapping import Floats, ShardRows
-from tablepuppet.operators.batches import Batch, batches_of_epochs
 from tablepuppet.operators.client import Pending
 from tablepuppet.party.arguments import Positive
 from tablepuppet.party.local_table import LocalTable
@@ -124,8 +124,8 @@ class Pretraining:
             part.memory = Adam.over(len(part.theta))
 
     def _run(self, rates: Sequence[float], size: int, seed: int, report: Callable[[int, float], bool]) -> None:
-        exchange, mapping = self.exchange, self.model.lou.client.mapping
-        upcoming = batches_of_epochs(mapping, exchange.tables, size, seed, len(rates))
+        exchange, rows = self.exchange, self.model.lou.client.rows
+        upcoming = batches_of_epochs(rows, exchange.tables, size, seed, len(rates))
         batch: Batch | None = next(upcoming)
         found, total = exchange(None, {}, batch, rates[0]), 0.0
         while batch is not None:
@@ -135,7 +135,7 @@ class Pretraining:
             self.top.step(lr, self.model.l2)
             found = exchange(batch, gradients, following, lr)
             if batch.is_last:
-                if report(batch.epoch, total / len(mapping)):
+                if report(batch.epoch, total / len(rows)):
                     break
                 total = 0.0
             batch = following
@@ -145,10 +145,10 @@ class Pretraining:
         torch = need_torch()
         top = self.top
         leaves = {alias: top.leaf(values) for alias, values in found.items()}
-        index = {alias: torch.from_numpy(batch.index[alias]) for alias in leaves}
+        index = {alias: torch.from_numpy(batch.base[alias]) for alias in leaves}
         gathered = {alias: leaf.index_select(0, index[alias]) for alias, leaf in leaves.items()}
         prior = {
-            alias: torch.from_numpy(1.0 - mask[batch.index[alias]]).to(top.flat.dtype)
+            alias: torch.from_numpy(1.0 - mask[batch.base[alias]]).to(top.flat.dtype)
             for alias, mask in self._drawn(batch).items()
         }
         decoded = top.run(gathered, prior)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,12 +29,18 @@ class Top(ABC):
     ``widths`` are those of embeddings by alias, in the order in which the first layer has them side by side.
     """
 
+    _of_batch: ClassVar[tuple[str, ...]] = ()  # attributes that are left of the last batch
+
     def __init__(self, flat: FlatModule, widths: Mapping[str, int], outputs: int):
         self.flat, self.widths, self.outputs = flat, widths, outputs
         self.theta = flat.first()
         self.adam = Adam.over(flat.size)
         self.added = 0.0  # to the loss of the last batch, by the network itself
         self._kept: Array | None = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        """What scores of joined rows need of it, which may be anywhere: not what is left of the last batch."""
+        return {name: value for name, value in vars(self).items() if name not in {"adam", "_kept", *self._of_batch}}
 
     @abstractmethod
     def forward(self, embeddings: Mapping[str, Floats]) -> Floats:
@@ -80,6 +86,8 @@ class TorchTop(Top):
 
     It returns the scores of joined rows, (rows, outputs), or a pair of them and a term that is added to the loss.
     """
+
+    _of_batch = ("_flat", "_leaves", "_found")
 
     def __init__(self, module: nn.Module, widths: Mapping[str, int], outputs: int, *, double: bool = False):
         super().__init__(FlatModule(module, double=double), widths, outputs)
@@ -130,6 +138,8 @@ class SideBySide(Top):
 
     Those of the tables in ``unit`` are divided by their length first.
     """
+
+    _of_batch = ("_passed", "_theta_gradient")
 
     def __init__(
         self, widths: Mapping[str, int], hidden: Sequence[int], constant: Array, seed: int, *, double: bool = False,

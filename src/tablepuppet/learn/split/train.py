@@ -16,13 +16,13 @@ from tablepuppet.learn.loss.divergence import Divergence
 from tablepuppet.learn.loss.joined_loss import JoinedLoss
 from tablepuppet.learn.rounds import Round
 from tablepuppet.learn.split.exchange import Exchange
-from tablepuppet.learn.split.model import Embeddings, gathered
+from tablepuppet.learn.split.model import Embeddings
 from tablepuppet.learn.split.top import Top
 from tablepuppet.learn.tables.network import need_torch
 from tablepuppet.learn.threads import one_thread
+from tablepuppet.mapping.batches import Batch, batches_of_epochs
+from tablepuppet.mapping.joined_rows import SCORES
 from tablepuppet.mapping.table_mapping import Floats
-from tablepuppet.operators.batches import Batch, batches_of_epochs
-from tablepuppet.operators.joined_rows import SCORES
 
 Array = NDArray[np.float64]
 
@@ -49,7 +49,7 @@ def _learn(
     rows.reserve(SCORES)
     divergence = Divergence(loss)
     done, total, added = Round(0, 0.0, 0.0, np.zeros(loss.outputs), converged=False), 0.0, 0.0
-    upcoming = batches_of_epochs(rows.mapping, exchange.tables, size, seed, len(rates))
+    upcoming = batches_of_epochs(rows, exchange.tables, size, seed, len(rates))
     batch: Batch | None = next(upcoming)
     found = exchange(None, {}, batch, rates[0])
     while batch is not None:
@@ -75,8 +75,10 @@ def _learn_batch(
     top: Top, loss: JoinedLoss, batch: Batch, found: Mapping[str, Floats], known: Embeddings
 ) -> tuple[float, Array, dict[str, Floats]]:
     """(Sum of losses, scores, gradients by embeddings of distinct base rows) of a batch; gradients of ``top`` too."""
-    learned = {alias: values[batch.index[alias]] for alias, values in found.items()}
-    scores = top.forward(learned | gathered(loss.rows.mapping, known, batch.rows)).astype(np.float64)
+    learned = {alias: values[batch.base[alias]] for alias, values in found.items()}
+    scores = top.forward(
+        learned | {alias: loss.rows.taken_at(batch.rows, alias, values) for alias, values in known.items()}
+    ).astype(np.float64)
     plain = scores[:, 0] if scores.shape[1] == 1 else scores
     here = loss.pointwise.evaluate(plain, loss.rows.labels_of(batch.rows))
     joined = top.backward((here.gradient / len(batch.rows)).reshape(scores.shape), found)
@@ -85,7 +87,7 @@ def _learn_batch(
 
 def at_base_rows(batch: Batch, alias: str, values: Floats) -> Floats:
     """Values of the joined rows of a batch, (rows, width), summed at their base rows."""
-    index, rows = batch.index[alias], len(batch.places[alias])
+    index, rows = batch.base[alias], len(batch.places[alias])
     sums = np.zeros((rows, values.shape[1]), values.dtype)
     if rows == len(index):  # each base row once
         sums[index] = values

@@ -19,9 +19,9 @@ from tablepuppet.learn.tables.model import TableModel, model_of
 from tablepuppet.learn.tables.over_shards import ShardSums
 from tablepuppet.learn.tables.parameters import first_parameters
 from tablepuppet.learn.tables.stored import KeptNoise
+from tablepuppet.mapping.joined_rows import SCORES, Block, Column, JoinedRows
 from tablepuppet.mapping.table_mapping import Floats
 from tablepuppet.operators.client import Client
-from tablepuppet.operators.joined_rows import SCORES, Block, Column, JoinedRows
 from tablepuppet.operators.loj import LearningOverJoin
 from tablepuppet.party.spec import Spec
 from tablepuppet.prep.encode.encode import Encoding

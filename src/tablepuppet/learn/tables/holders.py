@@ -35,7 +35,7 @@ class Holders(TableOutputs):
         self.encoding, self.wire, self.unit = encoding, wire, unit
         self._name = client.new_name()
         self.lou = LearningOverUnion(client, wire)
-        self._tables = [alias for alias in client.mapping.tables if encoding.names(alias) and client.shards(alias)]
+        self._tables = [alias for alias in client.tables if encoding.names(alias) and client.shards(alias)]
         self.alone = [alias for alias in self._tables if self.lou.shards(alias) == 1]
         self.together = [alias for alias in self._tables if alias not in self.alone]
         self._shared: dict[str, TableParameters] = {}
@@ -77,7 +77,7 @@ class Holders(TableOutputs):
 
     def rows(self, alias: str) -> int:
         """The number of base rows of a table in the relation."""
-        return self.lou.client.mapping.tables[alias].rows
+        return self.lou.client.tables[alias].rows
 
     # Outputs of tables.
 

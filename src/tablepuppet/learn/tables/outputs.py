@@ -13,9 +13,9 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
+from tablepuppet.mapping.joined_rows import SCORES, JoinedRows
 from tablepuppet.mapping.table_mapping import Floats
 from tablepuppet.operators.client import Client, Pending, Replies
-from tablepuppet.operators.joined_rows import SCORES, JoinedRows
 from tablepuppet.operators.lou import Instead, LearningOverUnion
 from tablepuppet.party.spec import AnySpec
 from tablepuppet.prep.encode.encode import Encoding
@@ -68,7 +68,7 @@ class TableOutputs(ABC):
 
     def scores(self, client: Client) -> Array:
         """Scores of the rows of a relation, without the intercept."""
-        rows = client.joined_rows(self.outputs)
+        rows = client.rows.of_scores(self.outputs)
         self.score(client, rows)
         return rows.hand_over(SCORES)
 

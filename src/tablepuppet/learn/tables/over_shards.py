@@ -16,8 +16,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tablepuppet.learn.tables.parameters import TableParameters
+from tablepuppet.mapping.batches import Batch
 from tablepuppet.mapping.table_mapping import Floats, ShardRows
-from tablepuppet.operators.batches import Batch
 from tablepuppet.operators.client import Replies
 from tablepuppet.operators.lou import LearningOverUnion
 

@@ -14,8 +14,8 @@ from tablepuppet.learn.noise.plan import Noise
 from tablepuppet.learn.noise.predictions import calmed
 from tablepuppet.learn.tables.outputs import parties_of
 from tablepuppet.learn.tables.stored import KeptNoise, Stored
+from tablepuppet.mapping.joined_rows import SCORES
 from tablepuppet.operators.client import Client
-from tablepuppet.operators.joined_rows import SCORES
 from tablepuppet.operators.loj import LearningOverJoin
 from tablepuppet.operators.lou import LearningOverUnion
 from tablepuppet.party.added_noise import PredictionNoise
@@ -98,7 +98,7 @@ class SavedModel(SavedParameters):
         replies, at_homes = images.read(), kept.read()
         found = {alias: lou.concatenate(replies[alias], "image") for alias in sent}
         found |= {alias: lou.concatenate(at_homes[alias], "image") for alias in at_home}
-        rows = client.joined_rows(self.spec.outputs)
+        rows = client.rows.of_scores(self.spec.outputs)
         LearningOverJoin(rows).gather(found)
         scores = rows.hand_over(SCORES)
         return scores if noise is None else calmed(scores, np.array(noise.mean), noise.square)

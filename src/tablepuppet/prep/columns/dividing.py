@@ -45,7 +45,7 @@ def groups_of(client: Client, name: str, step: str) -> Divided:
 
     Rows without a value are one group.
     """
-    tables = client.mapping.tables
+    tables = client.tables
     if name in tables:
         return name, np.arange(tables[name].rows)
     found = _find_groups(client.plan, name, step)
@@ -97,7 +97,7 @@ def _key_codes(client: Client, alias: str, label: str) -> NDArray[np.int64]:
     replies = [(reply.read(), place) for reply, place in zip(asked, places, strict=True)]
     lists = [np.zeros((0, 16), np.uint8), *(reply[f"digests{place}"].view(np.uint8) for reply, place in replies)]
     numbers, size = number_digests(lists)
-    found = np.full(client.mapping.tables[alias].rows, size, np.int64)
+    found = np.full(client.tables[alias].rows, size, np.int64)
     for shard, (reply, place), known in zip(shards, replies, numbers[1:], strict=True):
         found[shard.slice] = np.append(known, size)[reply[f"codes{place}"][shard.row_ids]]
     return found

@@ -166,7 +166,7 @@ def joined_numbers(client: Client, label: OutputColumn, asked: Pending) -> NDArr
         raise LearnError(
             f"label {label.qualified} has values beyond {LARGEST:g}; learn it in a larger unit, or its LOG {owners}"
         )
-    return np.asarray(client.mapping.gather(label.alias, values), np.float64)
+    return np.asarray(client.rows.taken(label.alias, values), np.float64)
 
 
 def ask_classes(
@@ -186,7 +186,7 @@ def check_classes(label: OutputColumn) -> None:
 def joined_classes(client: Client, label: OutputColumn, asked: Pending, least: int = 2) -> Classes:
     """The class of every joined row; LearnError if labels are missing, or if classes are too few or too many."""
     found = base_classes(client, label, asked, least)
-    return Classes(found.values, client.mapping.gather(label.alias, found.numbers))
+    return Classes(found.values, client.rows.taken(label.alias, found.numbers))
 
 
 def base_classes(client: Client, label: OutputColumn, asked: Pending, least: int = 2) -> Classes:
@@ -228,7 +228,7 @@ def class_number_type(classes: int) -> type[np.int8 | np.int16]:
 
 def joined_labels(client: Client, label: OutputColumn) -> NDArray[Any]:
     """The label of every joined row: numbers where it is one, else classes; LearnError if one is missing."""
-    if not len(client.mapping):
+    if not len(client.rows):
         return np.zeros(0)
     if family(label.type) in NUMERIC:
         return joined_numbers(client, label, ask_numbers(client, label))

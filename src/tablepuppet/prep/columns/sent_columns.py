@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tablepuppet.mapping.digests import number_digests
+from tablepuppet.mapping.joined_rows import Meetings
 from tablepuppet.operators.client import Client, Pending
 from tablepuppet.party.allowance import check_reply
 from tablepuppet.party.groups import Grouped, all_grouped, rows_by, rows_of
@@ -21,7 +22,6 @@ from tablepuppet.party.local_table import LocalTable
 from tablepuppet.party.ops import Values, op
 from tablepuppet.party.release import Release
 from tablepuppet.party.returns import ROWS, Codes, Digests, Numbers, OfGroups, OfNoCell, Plain
-from tablepuppet.pieces import PIECE, on_all_cores, pieces
 from tablepuppet.prep.columns.statistics import AskedColumns, KeyFamily, categories_of, key_family, released_numbers
 from tablepuppet.sql.query import OutputColumn
 
@@ -70,9 +70,6 @@ def sent_codes(table: LocalTable, view: str, column: str, family: KeyFamily, bli
     return {**sent, "least": table.grant.rules.min_group}
 
 
-MOST_CELLS = 4  # times the joined rows: of more combinations of categories and base rows, few would be filled
-
-
 @dataclass(frozen=True)
 class SentColumn:
     """A column over all base rows of a table, and how many of them a group must have."""
@@ -91,15 +88,6 @@ class SentCategories:
     digests: NDArray[np.uint8]
     least: int
     blinding: str  # the name that digests are made under
-
-
-@dataclass(frozen=True)
-class Meetings:
-    """Which categories of one column meet which base rows of a table, and in how many joined rows."""
-
-    categories: NDArray[np.integer[Any]]
-    rows: NDArray[np.integer[Any]]
-    counts: NDArray[np.integer[Any]]
 
 
 class SentColumns:
@@ -150,7 +138,7 @@ class SentColumns:
             replies = pending.read()[column.alias]
             lists = [np.zeros((0, 16), np.uint8), *(reply["digests"] for reply in replies)]
             numbers, size = number_digests(lists)
-            found = np.full(self._client.mapping.tables[column.alias].rows, size, np.int64)
+            found = np.full(self._client.tables[column.alias].rows, size, np.int64)
             for shard, reply, known in zip(self._client.shards(column.alias), replies, numbers[1:], strict=True):
                 found[shard.slice] = np.append(known, size)[reply["codes"]]
             first = np.unique(np.concatenate(numbers), return_index=True)[1]
@@ -164,28 +152,12 @@ class SentColumns:
         Statistics of any column of that table follow from it, without another pass over the joined rows.
         """
         if (column.name, alias) not in self._meetings:
-            codes = self.codes(column)
-            self._meetings[column.name, alias] = _meetings(self._client, codes, alias)
+            found = self.codes(column)
+            met = self._client.rows.meetings(column.alias, found.codes, len(found.digests) + 1, alias)
+            self._meetings[column.name, alias] = met
         return self._meetings[column.name, alias]
 
 
 def _least(replies: Sequence[Mapping[str, Any]]) -> int:
     """The largest ``min_group`` of shards."""
     return max((reply["least"] for reply in replies), default=0)
-
-
-def _meetings(client: Client, found: SentCategories, alias: str) -> Meetings:
-    near, far = client.mapping.tables[found.column.alias], client.mapping.tables[alias]
-    cells = (len(found.digests) + 1) * far.rows
-    if cells >= MOST_CELLS * len(client.mapping):  # few of them would be filled, or there are no rows
-        groups = client.mapping.gather(found.column.alias, found.codes)
-        return Meetings(groups, far.index, np.ones(len(groups), np.int64))
-    starts = found.codes * far.rows  # (base rows of the column's table,): where the cells of its category begin
-
-    def count(part: slice) -> NDArray[np.int64]:
-        return np.bincount(starts.take(near.index[part], mode="clip") + far.index[part], minlength=cells)
-
-    parts = pieces(len(client.mapping), size=max(PIECE, 4 * cells))
-    counts = np.asarray(np.sum(on_all_cores(count, parts), axis=0, dtype=np.int64))
-    filled = np.flatnonzero(counts)
-    return Meetings(*np.divmod(filled, far.rows), counts[filled])

@@ -192,7 +192,7 @@ class _Pairs:
             )
         if across:
             tables = {alias: _sent_table(sent, known, asked.by_alias[alias]) for alias in own}
-            fill_across(client.mapping, tables, own, moments)
+            fill_across(client.rows, tables, own, moments)
         return cls(columns, known, moments)
 
     def covariances(self) -> Floats:

@@ -286,17 +286,15 @@ def _across(client: Client, columns: Sequence[OutputColumn], most: int, sent: Se
         check_number(each.column, len(each.digests), most, "crosstab")
     shape = (len(first.digests) + 1, len(second.digests) + 1)
     meet = sent.meetings(second.column, first.column.alias)
-    cells = first.codes[meet.rows] * shape[1] + meet.categories
+    cells = first.codes[meet.rows] * shape[1] + meet.groups
     counts = np.bincount(cells, meet.counts, minlength=shape[0] * shape[1]).reshape(shape)
     least = max(first.least, second.least)
     pools = [np.zeros(length - 1, bool) for length in shape]
     if least > 1:
-        there = [client.mapping.gather(each.column.alias, each.codes) for each in (first, second)]
-        joined = there[0] * shape[1] + there[1]  # (joined_rows,)
-        merges = ((np.add.reduce, np.maximum.reduce), (np.maximum.reduce, np.add.reduce))
+        other = sent.meetings(first.column, second.column.alias)
         grids = [
-            Grid(different_rows(client, each.column.alias, joined, shape), merge)
-            for each, merge in zip((first, second), merges, strict=True)
+            Grid(different_rows(meet, first.codes, shape), (np.add.reduce, np.maximum.reduce)),
+            Grid(different_rows(other, second.codes, shape[::-1]).T, (np.maximum.reduce, np.add.reduce)),
         ]
         pools = rare(grids, least)
         if not are_enough(grids, pools, least):

@@ -148,7 +148,7 @@ def describe(
         if column.name in asked:
             with_share = is_category(column, categorical)
             counted, shards = asked[column.name].read(), len(client.shards(column.alias))
-            row |= _categories(counted, len(client.mapping), row.get("count"), with_share)
+            row |= _categories(counted, len(client.rows), row.get("count"), with_share)
             if shards > 1 and len(counted.digests) < counted.distinct:
                 row["distinct"] = None  # shards were not compared
             row |= {"top": tops.get(column.name)}

@@ -251,16 +251,15 @@ def _across(client: Client, column: OutputColumn, by: OutputColumn, most: int, s
     size, least = len(found.digests), max(numbers_.least, found.least)
     there = ~np.isnan(numbers_.values)
     pool = np.zeros(size + 1, bool)
-    if least > 1:
-        groups, present = (
-            client.mapping.gather(by.alias, found.codes), client.mapping.gather(column.alias, there)
-        )  # fmt: skip
-        cells, shape = groups * 2 + ~present, (size + 1, 2)
-        merges = {by.alias: np.add.reduce, column.alias: np.maximum.reduce}
-        pool = _rare([(different_rows(client, a, cells, shape), merge) for a, merge in merges.items()], least)
     meet = sent.meetings(by, column.alias)
+    if least > 1:
+        missing = (~there).astype(np.int64)
+        lacks = client.rows.meetings(column.alias, missing, 2, by.alias)
+        of_group = different_rows(lacks, found.codes, (size + 1, 2))
+        of_column = different_rows(meet, missing, (2, size + 1)).T
+        pool = _rare([(of_group, np.add.reduce), (of_column, np.maximum.reduce)], least)
     some = there[meet.rows]
-    rows, groups, counts = meet.rows[some], meet.categories[some], meet.counts[some]
+    rows, groups, counts = meet.rows[some], meet.groups[some], meet.counts[some]
     sums = _sums(numbers_.values[rows], counts.astype(np.float64), groups, pool)
     lines = Lines(by, found.digests[~pool[:-1]], bool(pool.any()), found.blinding)
     return Grouped(column, lines, sums)

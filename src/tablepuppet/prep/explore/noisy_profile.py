@@ -59,9 +59,7 @@ def noisy_profile(
     description = NoisyDescription(rows, spent)
     left_out = "; ".join(f"{what} ({why})" for what, why in WITHOUT.items())
     note = f"All numbers have noise: {spent}. Left out: {left_out}."
-    return Profile(
-        query.sql, len(client.mapping), description, histograms, bars, None, list(_warnings(rows)), note, spent
-    )
+    return Profile(query.sql, len(client.rows), description, histograms, bars, None, list(_warnings(rows)), note, spent)
 
 
 def _warnings(rows: Sequence[Mapping[str, Any]]) -> Iterator[Warned]:

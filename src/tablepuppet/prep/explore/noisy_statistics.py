@@ -153,7 +153,7 @@ class NoisyStatistics:
     def categories(self, column: OutputColumn) -> Callable[[], Array]:
         """Noisy counts of the categories that enough rows have, or that policies list, the most frequent first."""
         self._lists.append(column)
-        shards, rows = self._client.plan.tables[column.alias].shards, self._client.mapping.tables[column.alias].rows
+        shards, rows = self._client.plan.tables[column.alias].shards, self._client.tables[column.alias].rows
         is_list = any(described(column.expression, shard.categories) is None for shard in shards)
         self._planned.append(PlannedRelease(column.alias, rows, is_list))
 
@@ -212,9 +212,9 @@ class NoisyStatistics:
 
     def _times(self, alias: str) -> int:
         """How often a row of a table counts at most; how often rows are joined is public."""
-        most = min(int(self._client.mapping.counts(alias).max(initial=1)), MOST_TIMES)
+        most = min(int(self._client.tables[alias].counts.max(initial=1)), MOST_TIMES)
         return most if self._noise.max_times is None else min(most, self._noise.max_times)
 
     def rows(self, alias: str) -> float:
         """The number of joined rows; each base row counts at most ``max_times`` times."""
-        return float(np.minimum(self._client.mapping.counts(alias), self._times(alias)).sum())
+        return float(np.minimum(self._client.tables[alias].counts, self._times(alias)).sum())

@@ -1,25 +1,24 @@
 """Moments of pairs of columns of two tables, at the coordinator: it has both, one number per base row.
 
-Input: the columns of each table over its base rows, and the mapping. Output: moments as in pair_moments.py. With Z the
-values about the means of their columns, 0 where there is none, M whether there is one, and C how often rows of both
+Input: the columns of each table over its base rows, and the joined rows. Output: moments as in pair_moments.py. With Z
+the values about the means of their columns, 0 where there is none, M whether there is one, and C how often rows of both
 tables are joined with each other, they follow from M'CM, Z'CM, Z^2'CM and Z'CZ. C times a column is a gather and a
-scatter over the mapping, and columns with values in the same rows share those of M. Pairs that lose digits by that are
-computed over joined rows.
+scatter over the joined rows, and columns with values in the same rows share those of M. Pairs that lose digits by that
+are computed over joined rows.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, reduce
 from itertools import combinations
 
 import numpy as np
 from numpy.typing import NDArray
 
-from tablepuppet.arrays import take
-from tablepuppet.mapping.table_mapping import TableMapping
-from tablepuppet.pieces import pieces
+from tablepuppet.mapping.joined_rows import Block, JoinedRows
+from tablepuppet.pieces import PIECE
 from tablepuppet.prep.columns.statistics import NumberSummary
 from tablepuppet.prep.explore.pair_moments import Booleans, Floats, lost_digits, merged, pair_moments
 
@@ -58,34 +57,27 @@ class TableColumns:
         """Whether no value is missing."""
         return bool(self.masks.all())
 
-    def values(self, place: int, rows: NDArray[np.integer]) -> tuple[Floats, Booleans]:
-        """(the numbers of a column in some rows, which of them have one)."""
-        found = take(self.columns[place], rows)
-        return found, ~np.isnan(found)
-
 
 def fill_across(
-    mapping: TableMapping, tables: Mapping[str, TableColumns], places: Mapping[str, list[int]], moments: Floats
+    rows: JoinedRows, tables: Mapping[str, TableColumns], places: Mapping[str, list[int]], moments: Floats
 ) -> None:
     """Put in the moments of all pairs of columns of two tables; ``places`` are those of each table's columns."""
     for one, other in combinations(tables, 2):
         near, far = sorted((one, other), key=lambda alias: len(places[alias]))
-        found, mirrored = _across(mapping, near, far, tables[near], tables[far])
+        found, mirrored = _across(rows, near, far, tables[near], tables[far])
         moments[:, np.array(places[near])[:, None], places[far]] = found
         moments[:, np.array(places[far])[:, None], places[near]] = mirrored.swapaxes(1, 2)
 
 
-def _across(
-    mapping: TableMapping, near: str, far: str, ours: TableColumns, theirs: TableColumns
-) -> tuple[Floats, Floats]:
+def _across(rows: JoinedRows, near: str, far: str, ours: TableColumns, theirs: TableColumns) -> tuple[Floats, Floats]:
     """Moments of each near column with each far one, and those of the far one: (4, near, far) twice."""
     at_far, at_near, shape = theirs.mask_of, ours.mask_of[:, None], (len(ours.centred), len(theirs.centred))
-    moved = _through(mapping, near, far, ours.centred)  # (near columns, far rows)
+    moved = _through(rows, near, far, ours.centred)  # (near columns, far rows)
     if ours.is_complete:  # then sums over rows with both are those over all joined rows
-        there = mapping.counts(far)[None].astype(np.float64)
+        there = rows.tables[far].counts[None].astype(np.float64)
         second, far_squares = np.zeros(shape), np.broadcast_to(theirs.squares, shape)
     else:
-        there = _through(mapping, near, far, ours.masks.astype(np.float64))
+        there = _through(rows, near, far, ours.masks.astype(np.float64))
         second, far_squares = ((there @ each.T)[ours.mask_of] for each in (theirs.centred, theirs.centred**2))
     if theirs.is_complete:
         count = np.broadcast_to(there.sum(axis=1)[at_near], shape)
@@ -93,7 +85,7 @@ def _across(
     else:
         over = theirs.masks.T.astype(np.float64)
         count = (there @ over)[at_near, at_far]
-        each_square = _through(mapping, near, far, ours.centred**2)
+        each_square = _through(rows, near, far, ours.centred**2)
         first, squares = ((each @ over)[:, at_far] for each in (moved, each_square))
     with np.errstate(all="ignore"):
         own, their = (np.where(count > 0, each / count, 0.0) for each in (first, second))
@@ -102,20 +94,20 @@ def _across(
     found = np.stack([count, ours.means[:, None] + own, left, products])
     mirrored = np.stack([count, theirs.means + their, far_left, products])
     lost = lost_digits(left, squares) | lost_digits(far_left, far_squares)
-    _compute_again(mapping, (near, far), (ours, theirs), lost, (found, mirrored))
-    hidden = _too_few(mapping, near, far, ours, theirs)[at_near, at_far]
+    _compute_again(rows, (near, far), (ours, theirs), lost, (found, mirrored))
+    hidden = _too_few(rows, near, far, ours, theirs)[at_near, at_far]
     for each in (found, mirrored):
         each[:, hidden] = np.nan
     return found, mirrored
 
 
-def _through(mapping: TableMapping, near: str, far: str, values: Floats) -> Floats:
+def _through(rows: JoinedRows, near: str, far: str, values: Floats) -> Floats:
     """Columns of one table's rows, (columns, rows), summed at the rows of another, over joined rows."""
-    return mapping.scatter_sum(far, mapping.gather(near, values.T)).T
+    return rows.sums(far, rows.taken(near, values.T)).T
 
 
 def _compute_again(
-    mapping: TableMapping, aliases: tuple[str, str], tables: tuple[TableColumns, TableColumns], lost: Booleans,
+    rows: JoinedRows, aliases: tuple[str, str], tables: tuple[TableColumns, TableColumns], lost: Booleans,
     results: tuple[Floats, Floats],
 ) -> None:  # fmt: skip
     """Put in the moments of pairs that have lost digits, from the joined rows."""
@@ -123,14 +115,18 @@ def _compute_again(
         others = np.flatnonzero(lost[place])
         listed = [(0, place), *((1, other) for other in others.tolist())]
         moments = np.zeros((4, len(listed), len(listed)))
-        for part in pieces(len(mapping), len(listed)):
-            rows = [mapping.tables[alias].index[part] for alias in aliases]
-            values, present = zip(*(tables[side].values(each, rows[side]) for side, each in listed), strict=True)
-            moments = merged(moments, pair_moments(np.stack(values), np.stack(present), np.ones(len(rows[0]))))
+        columns = [(aliases[side], tables[side].columns[each]) for side, each in listed]
+        moments = reduce(merged, rows.one_by_one(PIECE // len(listed), _pair_moments, columns), moments)
         results[0][:, place, others], results[1][:, place, others] = moments[:, 0, 1:], moments[:, 1:, 0]
 
 
-def _too_few(mapping: TableMapping, near: str, far: str, ours: TableColumns, theirs: TableColumns) -> Booleans:
+def _pair_moments(block: Block, columns: Sequence[tuple[str, Floats]]) -> Floats:
+    """Moments of columns, each with the alias of its table, over the joined rows of a block."""
+    values = np.stack([block.taken(alias, column) for alias, column in columns])
+    return pair_moments(values, ~np.isnan(values), np.ones(len(block)))
+
+
+def _too_few(rows: JoinedRows, near: str, far: str, ours: TableColumns, theirs: TableColumns) -> Booleans:
     """For each mask of both tables, whether the rows of either table that have both values, or one of them, are some
     but fewer than a group has.
     """
@@ -143,6 +139,6 @@ def _too_few(mapping: TableMapping, near: str, far: str, ours: TableColumns, the
             for here, over in ((there, column), (there, ~column), (~there, column)):
                 if here.any() and over.any():
                     for one, two, at_one, at_two in ((near, far, here, over), (far, near, over, here)):
-                        met = _through(mapping, one, two, at_one[None].astype(np.float64))[0] > 0
+                        met = _through(rows, one, two, at_one[None].astype(np.float64))[0] > 0
                         hidden[place, other] |= 0 < np.count_nonzero(at_two & met) < least
     return hidden

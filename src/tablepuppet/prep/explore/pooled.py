@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 
 from tablepuppet.errors import LearnError
 from tablepuppet.mapping.digests import number_digests
+from tablepuppet.mapping.joined_rows import Meetings
 from tablepuppet.operators.client import Client
 from tablepuppet.party.allowance import check_time
 from tablepuppet.party.arguments import Within
@@ -197,8 +198,8 @@ def places_of(digests: Digests, known: Digests) -> NDArray[np.int64]:
     return np.append(numbers[len(known) :], len(known)).astype(np.int64)
 
 
-def different_rows(client: Client, alias: str, cells: NDArray[np.int64], shape: tuple[int, ...]) -> Counts:
-    """How many different base rows of a table the joined rows of each cell come from."""
-    size = math.prod(shape)
-    pairs = np.unique(client.mapping.tables[alias].index.astype(np.int64) * size + cells)
-    return np.bincount(pairs % size, minlength=size).reshape(shape)
+def different_rows(met: Meetings, groups: NDArray[np.int64], shape: tuple[int, int]) -> Counts:
+    """How many different base rows of a table are in each cell: by their own group, and by the one that they meet."""
+    pairs = np.unique(met.rows.astype(np.int64) * shape[1] + met.groups)
+    cells = groups[pairs // shape[1]] * shape[1] + pairs % shape[1]
+    return np.bincount(cells, minlength=math.prod(shape)).reshape(shape)

@@ -44,7 +44,7 @@ Row = dict[str, Any]
 
 def profile(client: Client, query: Query, max_categories: int, events: Events) -> Profile:
     """Ask for everything that a profile shows."""
-    columns, joined = query.outputs, len(client.mapping)
+    columns, joined = query.outputs, len(client.rows)
     known = NumberStatistics(client, [column for column in columns if is_number(column)], shape=True)
     sent, ids = SentColumns(client), NumberIds(client, _numbers(query))
     asked = {

@@ -111,7 +111,7 @@ class StatisticsPromise:
     def check(self, client: Client, funds: Callable[[], PartysFunds], step: str) -> None:
         """PrivacyError if delta is too large for a table, or a budget too small for all of it; nothing is spent."""
         for alias in dict.fromkeys(each.alias for each in self.planned):
-            self.privacy.check_rows(client.mapping.tables[alias].rows)
+            self.privacy.check_rows(client.tables[alias].rows)
         left = funds()
         for name, releases in self.releases.items():
             cost, aliases = self._cost(name, releases), {each.alias for each in releases}

@@ -143,7 +143,7 @@ def fit_encoding(
     for column, reason in sorted(attempt.dropped.values(), key=lambda each: order.get(each[0].name, len(order))):
         drop_column(column.column, reason, events)
     _warn_of_ids(attempt, events)
-    found = {alias: encoders(attempt, alias) for alias in client.mapping.tables}
+    found = {alias: encoders(attempt, alias) for alias in client.tables}
     encoding = Encoding(
         identity,
         client.key,

@@ -204,7 +204,7 @@ class Known(Statistics):
 
     def __init__(self, client: Client, blinding: str, needs: Needs):
         super().__init__(client.plan, client.owners)
-        self._client, self._blinding, self.rows = client, blinding, float(len(client.mapping))
+        self._client, self._blinding, self.rows = client, blinding, float(len(client.rows))
         self._numbers = NumberStatistics(client, needs.numbers.values())
         self._ids = NumberIds(client, needs.numbers.values())
         self._categories = {name: self._ask_categories(*each) for name, each in needs.categories.items()}
@@ -219,7 +219,7 @@ class Known(Statistics):
 
     def base_rows(self, alias: str) -> int:
         """Rows of a table that take part."""
-        return self._client.mapping.tables[alias].rows
+        return self._client.tables[alias].rows
 
     def ids(self) -> frozenset[str]:
         """Columns of numbers that look like ids, among those whose sums the first trip asked for."""

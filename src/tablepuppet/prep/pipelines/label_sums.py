@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 from tablepuppet.arrays import mark
 from tablepuppet.errors import LearnError, PartyError
-from tablepuppet.mapping.table_mapping import MappedTable
+from tablepuppet.mapping.table_mapping import TableRows
 from tablepuppet.operators.client import Client, Pending
 from tablepuppet.operators.dealing import deal
 from tablepuppet.party.allowance import check_reply
@@ -162,7 +162,7 @@ class AskedLabels:
         self.deal(column.alias, folds)
         fold = self._dealt[column.alias, folds]()
         parts = self._parts(column, fold, folds.count)
-        weights = self._client.mapping.counts(column.alias).astype(np.float64)
+        weights = self._client.tables[column.alias].counts.astype(np.float64)
         mean = float(values.mean())
         sums, squares = self._at_base_rows(column.alias, values - mean)
         cells, shape = column.codes * folds.count + fold, (column.size + 2, folds.count)
@@ -194,7 +194,7 @@ class AskedLabels:
     def _at_base_rows(self, alias: str, values: Floats) -> tuple[Floats, Floats]:
         """(sums of the values, sums of their squares) at the base rows of a table."""
         if alias not in self._sums:
-            scatter = self._client.mapping.scatter_sum
+            scatter = self._client.rows.sums
             self._sums[alias] = scatter(alias, values), scatter(alias, values**2)
         return self._sums[alias]
 
@@ -224,16 +224,16 @@ class AskedLabels:
 
     def _different_rows(self, alias: str, cells: NDArray[np.int64], shape: tuple[int, ...]) -> list[NDArray[np.int64]]:
         """How many different base rows there are by cell, in the category's table and in the label's."""
-        mapping, size = self._client.mapping, int(np.prod(shape))
-        pairs = [(base_rows(mapping.tables[alias]), cells)]
+        client, size = self._client, int(np.prod(shape))
+        pairs = [(base_rows(client.tables[alias]), cells)]
         if alias != self.label.alias:
-            labelled = mapping.tables[self.label.alias]
-            pairs.append((base_rows(labelled)[labelled.index], mapping.gather(alias, cells)))
+            met = client.rows.meetings(alias, cells, size, self.label.alias)
+            pairs.append((base_rows(client.tables[self.label.alias])[met.rows], met.groups.astype(np.int64)))
         found = [np.unique(rows * size + each) % size for rows, each in pairs]
         return [np.bincount(each, minlength=size).reshape(shape) for each in found]
 
 
-def base_rows(table: MappedTable) -> NDArray[np.int64]:
+def base_rows(table: TableRows) -> NDArray[np.int64]:
     """A number for the base row at each position of a table; a row may be listed several times."""
     found, start = np.empty(table.rows, np.int64), 0
     for shard in table.shards:
@@ -248,7 +248,7 @@ def fold_of_rows(client: Client, alias: str, folds: Folds) -> Callable[[], NDArr
 
     Parties say which rows are in which fold: that counts as splits. The result reads them.
     """
-    table = client.mapping.tables[alias]
+    table = client.tables[alias]
     if folds.count == 1:
         return lambda: np.zeros(table.rows, np.int64)
     rows = base_rows(table)
@@ -283,7 +283,7 @@ def _centred(count: Floats, total: Floats, square: Floats) -> tuple[Floats, Floa
 
 def read_codes(client: Client, alias: str, replies: Sequence[Mapping[str, Any]], place: int, size: int) -> ColumnCodes:
     """One of the columns that shards have sent, over all of them."""
-    found, least = np.empty(client.mapping.tables[alias].rows, np.int64), 0
+    found, least = np.empty(client.tables[alias].rows, np.int64), 0
     for shard, reply in zip(client.shards(alias), replies, strict=True):
         codes = reply["codes"][:, place].astype(np.int64)
         found[shard.slice] = np.where(codes == NO_CODE, size + 1, codes)

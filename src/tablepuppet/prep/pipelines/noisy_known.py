@@ -38,7 +38,7 @@ class NoisyKnown(Statistics):
 
     def __init__(self, client: Client, blinding: str, texts: Iterable[OutputColumn], noise: EncoderNoise):
         super().__init__(client.plan, client.owners)
-        self.rows, query = float(max(len(client.mapping), 1)), client.plan.query
+        self.rows, query = float(max(len(client.rows), 1)), client.plan.query
         self._texts, self._noise = dict[str, CategorySummary](), noise
         self._asked = {column.name: ask_categories(client, column, blinding, noise) for column in texts}
         numbers = [column for column in query.features if not is_category(column, query.categorical)]

@@ -14,10 +14,10 @@ from tablepuppet.learn.loss.joined_loss import GRADIENT, JoinedLoss
 from tablepuppet.learn.loss.logistic import Logistic
 from tablepuppet.learn.loss.losses import Loss, Squared
 from tablepuppet.learn.loss.softmax import Softmax
+from tablepuppet.mapping.joined_rows import JoinedRows
+from tablepuppet.mapping.merged import merged
 from tablepuppet.mapping.table_mapping import MappedTable, ShardRows, TableMapping
-from tablepuppet.operators.joined_rows import JoinedRows
 from tablepuppet.operators.loj import LearningOverJoin
-from tablepuppet.operators.merged import merged
 from tablepuppet.prep.encode.alike import first_of_each
 from tablepuppet.prep.encode.encoded_table import EncodedTable
 

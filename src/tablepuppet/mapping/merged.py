@@ -20,8 +20,8 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from tablepuppet.arrays import Scalar, mark, take
-from tablepuppet.mapping.table_mapping import MappedTable, TableMapping
-from tablepuppet.operators.joined_rows import JoinedRows
+from tablepuppet.mapping.joined_rows import Block, JoinedRows
+from tablepuppet.mapping.table_mapping import MappedTable, ShardRows, TableMapping
 from tablepuppet.pieces import over_pieces
 
 Places = NDArray[np.int32]
@@ -51,13 +51,20 @@ class MergedRows:
         by_cell[self._filled] = np.arange(len(self), dtype=np.int32)
         return take(by_cell, self._cells)
 
+    def joined(self) -> JoinedRows:
+        """The merged rows, over the first base row of each group."""
+        tables = {
+            alias: MappedTable(groups, (ShardRows("", self.firsts[alias], 0),)) for alias, groups in self.groups.items()
+        }
+        return JoinedRows(TableMapping(tables, len(self)))
+
     def expanded(self, values: NDArray[Scalar]) -> NDArray[Scalar]:
         """Values of merged rows as values of joined rows."""
         return take(values, self.numbers)
 
 
 def merge(
-    mapping: TableMapping, alike: Mapping[str, Places], codes: NDArray[np.integer[Any]] | None = None, kinds: int = 1
+    rows: JoinedRows, alike: Mapping[str, Places], codes: NDArray[np.integer[Any]] | None = None, kinds: int = 1
 ) -> MergedRows | None:
     """The joined rows merged where base rows of all these tables are ``alike``, and ``codes``; None if few are.
 
@@ -70,11 +77,11 @@ def merge(
     for alias, places in alike.items():
         is_first = mark(len(places), places)
         firsts[alias] = np.flatnonzero(is_first).astype(np.int32)
-        indexes.append((np.cumsum(is_first)[places] - 1, mapping.tables[alias].index))
+        indexes.append((np.cumsum(is_first)[places] - 1, rows.mapping.tables[alias].index))
     sizes = [*(len(each) for each in firsts.values()), kinds]  # the label last: neighbours share base rows
-    if math.prod(sizes) > MOST_CELLS * len(mapping):
+    if math.prod(sizes) > MOST_CELLS * len(rows):
         return None
-    cells: NDArray[np.integer[Any]] = np.empty(len(mapping), np.int32 if math.prod(sizes) < 1 << 31 else np.int64)
+    cells: NDArray[np.integer[Any]] = np.empty(len(rows), np.int32 if math.prod(sizes) < 1 << 31 else np.int64)
 
     def number(part: slice) -> None:
         found = np.zeros(part.stop - part.start, np.intp)
@@ -100,8 +107,8 @@ def merged(rows: JoinedRows, alike: Mapping[str, Places] | None) -> JoinedRows:
     """The rows merged where base rows of all tables are ``alike`` and labels are equal; themselves if few are."""
     if not alike:
         return rows
-    values, codes = _coded(rows.each(lambda block: block.labels))
-    found = merge(rows.mapping, alike, codes, len(values)) if values.size else None
+    values, codes = _coded(rows.each(_labels))
+    found = merge(rows, alike, codes, len(values)) if values.size else None
     if found is None:
         return rows
     tables = {
@@ -109,6 +116,10 @@ def merged(rows: JoinedRows, alike: Mapping[str, Places] | None) -> JoinedRows:
         for alias, group in found.groups.items()
     }
     return JoinedRows(TableMapping(tables, len(found)), rows.outputs, values[found.codes], found.weights)
+
+
+def _labels(block: Block) -> NDArray[Any]:
+    return block.labels
 
 
 def _coded(blocks: Sequence[NDArray[np.generic]]) -> tuple[NDArray[np.generic], NDArray[np.integer]]:

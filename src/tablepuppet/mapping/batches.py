@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from tablepuppet.mapping.table_mapping import Floats, ShardRows, TableMapping
-from tablepuppet.operators.client import Client
+from tablepuppet.mapping.joined_rows import JoinedRows
+from tablepuppet.mapping.table_mapping import Floats, ShardRows, TableRows
 from tablepuppet.privacy.secure_sum import FEWEST
 
 Array = NDArray[np.float64]
@@ -18,14 +18,14 @@ Places = NDArray[np.int32]
 
 @dataclass(frozen=True)
 class Batch:
-    """Some joined rows: for each table the distinct base rows, and the index of each joined row among them."""
+    """Some joined rows: for each table the distinct base rows, and which of them each joined row comes from."""
 
     number: int  # in the run: it rises from batch to batch
     epoch: int  # from 1
     is_last: bool  # of its epoch
     rows: NDArray[np.intp]
     places: Mapping[str, Places]  # distinct base rows, ascending
-    index: Mapping[str, NDArray[np.intp]]  # joined row of the batch -> which of them
+    base: Mapping[str, NDArray[np.intp]]  # joined row of the batch -> which of them
 
     def mine(self, alias: str, part: slice) -> NDArray[np.bool_]:
         """Which of the batch's base rows of a table a shard holds."""
@@ -38,20 +38,20 @@ class Batch:
 
     def counts(self, alias: str) -> Places:
         """How often each of its base rows is joined in the batch."""
-        return np.bincount(self.index[alias], minlength=len(self.places[alias])).astype(np.int32)
+        return np.bincount(self.base[alias], minlength=len(self.places[alias])).astype(np.int32)
 
     def gather(self, predictions: Mapping[str, Floats], intercept: Array) -> Array:
         """Scores of the batch's joined rows."""
         outputs = len(intercept)
         scores = np.zeros(len(self.rows) if outputs == 1 else (len(self.rows), outputs)) + intercept
         for alias, values in predictions.items():
-            scores += values[self.index[alias]]
+            scores += values[self.base[alias]]
         return scores
 
     def scatter(self, alias: str, values: Array) -> Array:
         """Values of joined rows summed at the distinct base rows (Eq. 10)."""
         sums = np.zeros((len(self.places[alias]), *values.shape[1:]))
-        np.add.at(sums, self.index[alias], values)
+        np.add.at(sums, self.base[alias], values)
         return sums
 
 
@@ -65,15 +65,17 @@ def no_rows(tables: Iterable[str]) -> Batch:
 class LastValues:
     """The last value of every base row by table, for the rows of lost parties; zeros where there is none."""
 
-    def __init__(self, client: Client, shapes: Mapping[str, tuple[int, ...]], wire: str):
-        """``shapes`` are those of a row's value, by table."""
-        self._client, self._shapes, self._wire = client, shapes, wire
+    def __init__(
+        self, tables: Mapping[str, TableRows], shapes: Mapping[str, tuple[int, ...]], wire: str, *, are_kept: bool
+    ):
+        """``shapes`` are those of a row's value, by table; unless they ``are_kept``, all stay zeros."""
+        self._tables, self._shapes, self._wire, self._are_kept = tables, shapes, wire, are_kept
         self._values: dict[str, Floats] = {}
 
     def of(self, alias: str) -> Floats:
         """The last values of a table, by base row."""
         if alias not in self._values:
-            self._values[alias] = np.zeros((self._client.mapping.tables[alias].rows, *self._shapes[alias]), self._wire)
+            self._values[alias] = np.zeros((self._tables[alias].rows, *self._shapes[alias]), self._wire)
         return self._values[alias]
 
     def at(self, batch: Batch, alias: str, shard: ShardRows) -> Floats:
@@ -82,21 +84,21 @@ class LastValues:
 
     def keep(self, batch: Batch, values: Mapping[str, Floats]) -> None:
         """Store the values of a batch, unless zeros are to stand in for lost parties."""
-        if self._client.outbox.when_lost.stand_in == "cache":
+        if self._are_kept:
             for alias, found in values.items():
                 self.of(alias)[batch.places[alias]] = found
 
 
 def batches(
-    mapping: TableMapping, tables: list[str], size: int, seed: int, epoch: int, secured: Iterable[str] = ()
+    joined: JoinedRows, tables: list[str], size: int, seed: int, epoch: int, secured: Iterable[str] = ()
 ) -> Iterator[Batch]:
     """The joined rows in an order drawn from the seed and the epoch, ``size`` at a time.
 
     Of ``secured`` tables a batch has rows of three shards or more, or their sum would be that of one or two: it takes
     more rows until it has, and what is left over at the end goes with the last.
     """
-    order = np.random.default_rng([seed, epoch]).permutation(len(mapping))
-    owners = [mapping.tables[alias].owners[order] for alias in secured]
+    order = np.random.default_rng([seed, epoch]).permutation(len(joined))
+    owners = [joined.mapping.tables[alias].owners[order] for alias in secured]
     cuts, start, ends = [*range(size, len(order), size), len(order)], 0, []
     for end in cuts:
         if all(len(np.unique(owner[start:end])) >= FEWEST for owner in owners):
@@ -104,15 +106,15 @@ def batches(
             start = end
     parts = np.split(order, ends[:-1]) if len(order) else []
     for place, rows in enumerate(parts):
-        found = {alias: np.unique(mapping.tables[alias].index[rows], return_inverse=True) for alias in tables}
+        found = {alias: np.unique(joined.mapping.tables[alias].index[rows], return_inverse=True) for alias in tables}
         places = {alias: distinct for alias, (distinct, _) in found.items()}
-        index = {alias: which for alias, (_, which) in found.items()}
-        yield Batch((epoch - 1) * len(cuts) + place, epoch, place == len(parts) - 1, rows, places, index)
+        base = {alias: which for alias, (_, which) in found.items()}
+        yield Batch((epoch - 1) * len(cuts) + place, epoch, place == len(parts) - 1, rows, places, base)
 
 
 def batches_of_epochs(
-    mapping: TableMapping, tables: list[str], size: int, seed: int, epochs: int, secured: Iterable[str] = ()
+    joined: JoinedRows, tables: list[str], size: int, seed: int, epochs: int, secured: Iterable[str] = ()
 ) -> Iterator[Batch]:
     """The batches of all epochs, one after the other."""
     for epoch in range(1, epochs + 1):
-        yield from batches(mapping, tables, size, seed, epoch, secured)
+        yield from batches(joined, tables, size, seed, epoch, secured)

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import tablepuppet as tp
-from tablepuppet.algebra.row_sums import RowSums
+from tablepuppet.mapping.row_sums import RowSums
 from tablepuppet.mapping.table_mapping import MappedTable, ShardRows, TableMapping
 from tests.relations import federation
 

@@ -9,9 +9,9 @@ import pytest
 from numpy.typing import NDArray
 
 from tablepuppet import pieces
+from tablepuppet.mapping.joined_rows import SCORES, Block, Column, JoinedRows
 from tablepuppet.mapping.table_mapping import MappedTable, ShardRows, TableMapping
 from tablepuppet.operators.head import SumHead
-from tablepuppet.operators.joined_rows import SCORES, JoinedRows
 from tablepuppet.operators.loj import LearningOverJoin
 
 Array = NDArray[np.float64]
@@ -69,16 +69,13 @@ def test_no_predictions_are_zeros() -> None:
 class SideBySide:
     """A head of another kind: the product of two tables' predictions, which it needs both at once."""
 
-    def __init__(self, rows: JoinedRows):
-        self.rows = rows
-
     def forward(self, predictions: Iterable[tuple[str, Array]], out: Array) -> None:
         first, second = (values for _, values in predictions)
         np.multiply(first, second, out=out)
 
-    def backward(self, alias: str, gradient: Array) -> Array:
+    def backward(self, block: Block, alias: str, column: Column) -> Array:
         other = {"a": "of b", "b": "of a"}[alias]
-        return gradient * column(self.rows, other)
+        return np.asarray(block[column] * block[other])
 
 
 def test_a_head_that_wants_predictions_side_by_side_fits() -> None:
@@ -88,7 +85,7 @@ def test_a_head_that_wants_predictions_side_by_side_fits() -> None:
     values = {alias: rng.normal(size=table.rows) for alias, table in mapping.tables.items()}
     for alias in values:
         LearningOverJoin(rows, SumHead()).gather({alias: values[alias]}, f"of {alias}")
-    loj = LearningOverJoin(rows, SideBySide(rows))
+    loj = LearningOverJoin(rows, SideBySide())
     loj.gather(values)
     at_rows = {alias: values[alias][table.index] for alias, table in mapping.tables.items()}
     np.testing.assert_array_equal(column(rows, SCORES), at_rows["a"] * at_rows["b"])

@@ -1,0 +1,400 @@
+"""`JoinedRows`, the only owner of the joined rows: which base rows they come from, and all that is as long as they are.
+
+Others have three ways to work with them, none of which shows the index of a row:
+
+- *functions of a block* of rows, with small arguments; their small results come back in the order of blocks. An
+  algorithm names a column, such as scores or directions, and changes it by sending such a function. Functions and
+  arguments can be pickled and hold no rows, so blocks may be stored anywhere;
+- *sums and counts* of joined rows by base row, by group, or by pairs of base rows: as long as the tables;
+- *values of joined rows* as a result, for users: predictions, labels, ids, products of a matrix.
+
+Here rows are in memory, and all cores work on their blocks. Columns are kept until they are dropped, since allocating
+memory in every round would cost more than the computation. Nothing here is sent over the wire.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import DTypeLike, NDArray
+
+from tablepuppet.arrays import Scalar
+from tablepuppet.mapping.table_mapping import SCATTER_CHUNK, Floats, MappedTable, ShardRows, TableMapping, TableRows
+from tablepuppet.pieces import PIECE, on_all_cores, pieces
+
+if TYPE_CHECKING:
+    from tablepuppet.mapping.row_sums import RowSums
+
+Array = NDArray[np.float64]
+Column = str | tuple[str, int]  # a name, or a name and a slot of a column that has several
+LABELS, SCORES, WEIGHTS = "labels", "scores", "weights"
+Arguments = ParamSpec("Arguments")
+Found = TypeVar("Found")
+MOST_CELLS = 4  # times the joined rows: of more combinations of groups and base rows, few would be filled
+NARROW = 2  # columns that are quicker to move by themselves than by a matrix of counts
+
+
+@dataclass(frozen=True)
+class Meetings:
+    """Which groups of one table's rows meet which base rows of another, and in how many joined rows."""
+
+    groups: NDArray[np.integer[Any]]
+    rows: NDArray[np.integer[Any]]
+    counts: NDArray[np.integer[Any]]
+
+
+class Block:
+    """Some joined rows that follow each other, with their part of every column."""
+
+    __slots__ = ("_columns", "_mapping", "part")
+
+    def __init__(self, mapping: TableMapping, columns: Mapping[str, NDArray[Any]], part: slice):
+        self._mapping, self._columns, self.part = mapping, columns, part
+
+    def __len__(self) -> int:
+        return int(self.part.stop - self.part.start)
+
+    def __getitem__(self, column: Column) -> NDArray[Any]:
+        """A column in the shape of scores: (rows,) for one output, (rows, outputs) for several."""
+        values: NDArray[Any] = self.stored(column)
+        if values.ndim == 2:
+            return values[0] if len(values) == 1 else values.T
+        return values
+
+    def stored(self, column: Column) -> NDArray[Any]:
+        """A column as it is stored: the last axis is that of rows."""
+        if isinstance(column, str):
+            return self._columns[column][..., self.part]
+        name, slot = column
+        return self._columns[name][slot, ..., self.part]
+
+    def gathered(self, alias: str, values: Array) -> Array:
+        """Values of a table's base rows, (outputs, base rows), as values of these rows: (outputs, rows)."""
+        table = self._mapping.tables[alias]
+        # mode="clip" skips the bounds check
+        return values[:, self.part] if table.is_identity else values.take(table.index[self.part], 1, mode="clip")
+
+    def taken(self, alias: str, values: NDArray[Any]) -> NDArray[Any]:
+        """Values of a table's base rows, (base rows, width), at these rows: (rows, width)."""
+        table = self._mapping.tables[alias]
+        return values[self.part] if table.is_identity else values.take(table.index[self.part], 0, mode="clip")
+
+    @property
+    def labels(self) -> NDArray[Any]:
+        """The labels of these rows."""
+        return self._columns[LABELS][self.part]
+
+    @property
+    def weights(self) -> Array | None:
+        """How many joined rows each row represents; None: one."""
+        found = self._columns.get(WEIGHTS)
+        return None if found is None else found[self.part]
+
+    @property
+    def joined(self) -> float:
+        """How many joined rows these rows represent."""
+        return float(len(self)) if self.weights is None else float(self.weights.sum())
+
+
+class JoinedRows:
+    """The joined rows of a relation, with named columns; a row has ``outputs`` scores.
+
+    With ``weights`` a row represents several joined rows with the same label and scores (mapping/merged.py).
+
+    >>> rows = JoinedRows(TableMapping({}, 4), labels=np.array([1.0, 2.0, 3.0, 4.0]))
+    >>> rows.total(lambda block, shift: float((block.labels + shift).sum()), 10.0)
+    50.0
+    """
+
+    def __init__(
+        self, mapping: TableMapping, outputs: int = 1, labels: NDArray[Any] | None = None, weights: Array | None = None
+    ):
+        self.mapping, self.outputs = mapping, outputs
+        self.tables: Mapping[str, TableRows] = mapping.tables
+        self.joined = len(mapping) if weights is None else int(weights.sum())  # joined rows that these represent
+        given = {LABELS: labels, WEIGHTS: weights}
+        self._columns: dict[str, NDArray[Any]] = {name: each for name, each in given.items() if each is not None}
+        self._relabelled: list[JoinedRows] = []
+        self._row_sums: dict[str, RowSums] = {}
+
+    def __len__(self) -> int:
+        return len(self.mapping)
+
+    @classmethod
+    def each_once(cls, aliases: Iterable[str], rows: int) -> JoinedRows:
+        """Rows of tables that are as long as the join: joined row j comes from row j of each."""
+        places = np.arange(rows, dtype=np.int32)
+        whole = MappedTable(places, (ShardRows("", places, 0),))
+        return cls(TableMapping(dict.fromkeys(aliases, whole), rows))
+
+    @property
+    def nbytes(self) -> int:
+        """Memory of the mapping."""
+        return self.mapping.nbytes
+
+    # Other rows.
+
+    def of_scores(self, outputs: int, labels: NDArray[Any] | None = None, weights: Array | None = None) -> JoinedRows:
+        """The same rows with ``outputs`` scores each, and no other columns yet."""
+        return JoinedRows(self.mapping, outputs, labels, weights)
+
+    def where(self, alias: str, chosen: NDArray[np.bool_]) -> JoinedRows:
+        """Only those rows whose row of one table is ``chosen``."""
+        return JoinedRows(self.mapping.where(alias, chosen))
+
+    def unreduced(self) -> JoinedRows:
+        """The same rows without the reduction of duplicates: every table is as long as the join."""
+        return JoinedRows(self.mapping.unreduced())
+
+    def counts(self, alias: str) -> NDArray[Any] | None:
+        """How often each base row of a table occurs among the joined rows; None if each occurs once."""
+        weights = self._columns.get(WEIGHTS)
+        if weights is not None:
+            return self.mapping.scatter_sum(alias, weights)
+        return None if self.mapping.tables[alias].is_identity else self.mapping.counts(alias)
+
+    # Columns.
+
+    def reserve(self, name: str, *shape: int, dtype: DTypeLike = np.float64) -> None:
+        """Reserve a column of scores, or of arrays of this shape for each row; existing memory is used again.
+
+        Values are not set.
+        """
+        wanted = (*(shape or (self.outputs,)), len(self))
+        known = self._columns.get(name)
+        if known is None or known.shape != wanted or known.dtype != dtype:
+            self._columns[name] = np.empty(wanted, dtype)
+
+    def drop(self, *names: str) -> None:
+        """Give the memory of columns back: of these, or of all, also of the same rows with other labels."""
+        for name in names or list(self._columns):
+            self._columns.pop(name, None)
+        for rows in [] if names else self._relabelled:
+            rows.drop()
+
+    def set_scores(self, scores: Array) -> None:
+        """Set the scores of all rows, without a copy."""
+        self._columns[SCORES] = scores[None] if scores.ndim == 1 else scores.T
+
+    def hand_over(self, name: str) -> Array:
+        """Return a whole column of scores as a result, and drop it here."""
+        values = self._columns.pop(name)
+        return values[0] if len(values) == 1 else values.T
+
+    def sums_at(
+        self,
+        alias: str,
+        work: Callable[Concatenate[Block, Arguments], Array],
+        *given: Arguments.args,
+        **named: Arguments.kwargs,
+    ) -> Array:
+        """What ``work`` makes of a block, in the shape of scores, summed at the base rows of a table (Eq. 10)."""
+        values = work(self._whole(), *given, **named)
+        sums = self.mapping.scatter_sum(alias, values)
+        return sums.copy(order="K") if sums is values else sums  # the column will change
+
+    def with_labels(
+        self,
+        work: Callable[Concatenate[Block, Arguments], NDArray[np.float64]],
+        *given: Arguments.args,
+        **named: Arguments.kwargs,
+    ) -> JoinedRows:
+        """The same rows with other labels, computed by block, and with separate columns."""
+        found = JoinedRows(self.mapping, self.outputs, np.empty(len(self)), self._columns.get(WEIGHTS))
+
+        def write(block: Block) -> None:
+            found._columns[LABELS][block.part] = work(block, *given, **named)
+
+        self.each(write)
+        self._relabelled.append(found)
+        return found
+
+    # Work on blocks.
+
+    @property
+    def blocks(self) -> int:
+        """How many blocks there are."""
+        return len(pieces(len(self), self.outputs))
+
+    def each(
+        self, work: Callable[Concatenate[Block, Arguments], Found], *given: Arguments.args, **named: Arguments.kwargs
+    ) -> list[Found]:
+        """The results of ``work`` for each block, in order."""
+        return self.some(1, work, *given, **named)
+
+    def some(
+        self,
+        every: int,
+        work: Callable[Concatenate[Block, Arguments], Found],
+        *given: Arguments.args,
+        **named: Arguments.kwargs,
+    ) -> list[Found]:
+        """The results of ``work`` for one in ``every`` blocks, in order."""
+        blocks = [Block(self.mapping, self._columns, part) for part in pieces(len(self), self.outputs)[::every]]
+        return on_all_cores(lambda block: work(block, *given, **named), blocks)
+
+    def one_by_one(
+        self,
+        most: int,
+        work: Callable[Concatenate[Block, Arguments], Found],
+        *given: Arguments.args,
+        **named: Arguments.kwargs,
+    ) -> list[Found]:
+        """The results of ``work``, which is not for several threads, for blocks of at most ``most`` rows, in order."""
+        blocks = (Block(self.mapping, self._columns, part) for part in pieces(len(self), size=most))
+        return [work(block, *given, **named) for block in blocks]
+
+    def at_once(
+        self, work: Callable[Concatenate[Block, Arguments], Found], *given: Arguments.args, **named: Arguments.kwargs
+    ) -> Found:
+        """The result of ``work`` for all rows as one block: where it needs all of them, such as ranks of scores."""
+        return work(self._whole(), *given, **named)
+
+    def _whole(self) -> Block:
+        return Block(self.mapping, self._columns, slice(0, len(self)))
+
+    def total(
+        self, work: Callable[Concatenate[Block, Arguments], Any], *given: Arguments.args, **named: Arguments.kwargs
+    ) -> Any:
+        """The sum of the results of ``work`` over all blocks."""
+        return sum(self.each(work, *given, **named))
+
+    # Single rows, for batches.
+
+    def labels_of(self, places: NDArray[np.intp]) -> NDArray[Any]:
+        """The labels of some rows."""
+        return self._columns[LABELS][places]
+
+    def taken_at(self, places: NDArray[np.intp], alias: str, values: NDArray[Any]) -> NDArray[Any]:
+        """Values of a table's base rows, (base rows, width), at some rows: (rows, width)."""
+        table = self.mapping.tables[alias]
+        return values[places] if table.is_identity else values[table.index[places]]
+
+    def put(self, name: str, places: NDArray[np.intp], scores: Array) -> None:
+        """Write the scores of some rows into a column."""
+        self._columns[name][:, places] = scores if scores.ndim == 1 else scores.T
+
+    # Sums and counts, as long as tables.
+
+    def sums(self, alias: str, values: Floats) -> Array:
+        """Values of joined rows, (N,) or (N, k), summed at the base rows of a table: S_i^T values."""
+        return self.mapping.scatter_sum(alias, values)
+
+    def many_sums(self, alias: str, columns: Array, precision: DTypeLike = np.float64) -> Floats:
+        """The same for several columns, (N, k), rounded in the end; a sparse matrix is kept for the next time."""
+        if columns.shape[1] == 1 or self.tables[alias].is_identity:
+            return self.sums(alias, columns)
+        from tablepuppet.mapping.row_sums import RowSums  # with SciPy, which takes a while to load
+
+        if alias not in self._row_sums:
+            self._row_sums[alias] = RowSums(self.mapping.tables[alias])
+        return self._row_sums[alias].of(columns, precision)
+
+    def counts_by(
+        self, alias: str, groups: NDArray[np.integer], size: int, weights: Array | None = None
+    ) -> NDArray[Any]:
+        """How often each row of a table is joined within each group of joined rows, (rows, size).
+
+        ``groups`` are numbers of joined rows below ``size``; with ``weights`` a joined row counts as so many.
+        """
+        table = self.mapping.tables[alias]
+        bins = table.rows * size
+
+        def count(part: slice) -> NDArray[Any]:
+            pairs = table.index[part] * np.int64(size) + groups[part]
+            return np.bincount(pairs, None if weights is None else weights[part], bins)
+
+        found = on_all_cores(count, pieces(len(groups), size=max(SCATTER_CHUNK, 4 * bins)))
+        total = found[0] if len(found) == 1 else np.sum(found, axis=0)
+        return np.asarray(total).reshape(table.rows, size)
+
+    def carried(self, source: str, target: str, values: Floats, weights: Array | None = None) -> Array:
+        """Values of one table's rows, (rows, k), summed at another's by how often they are joined: S_t^T S_s values.
+
+        With ``weights``, (N,), S_t^T diag(weights) S_s values.
+        """
+        here, there = self.mapping.tables[source], self.mapping.tables[target]
+        if weights is None and there.is_identity:
+            return np.asarray(self.mapping.gather(source, values), np.float64)
+        if weights is None and (here.is_identity or values.shape[1] <= NARROW):
+            return self.mapping.scatter_sum(target, self.mapping.gather(source, values))
+        from scipy.sparse import coo_array  # takes a while to load
+
+        data = np.ones(len(self), np.int32) if weights is None else weights
+        counted = coo_array((data, (there.index, here.index)), shape=(there.rows, here.rows)).tocsr()
+        return np.asarray(counted @ values.astype(np.float64))
+
+    def meetings(self, source: str, groups: NDArray[np.integer], size: int, target: str) -> Meetings:
+        """Which groups of one table's rows, numbers below ``size``, meet which rows of another table.
+
+        A pair is listed once, or as often as it meets if there are many different ones.
+        """
+        near, far = self.mapping.tables[source], self.mapping.tables[target]
+        cells = size * far.rows
+        if cells >= MOST_CELLS * len(self):  # few of them would be filled, or there are no rows
+            return Meetings(self.mapping.gather(source, groups), far.index, np.ones(len(self), np.int64))
+        starts = groups * np.int64(far.rows)  # where the cells of each row's group begin
+
+        def count(part: slice) -> NDArray[np.int64]:
+            return np.bincount(starts.take(near.index[part], mode="clip") + far.index[part], minlength=cells)
+
+        parts = pieces(len(self), size=max(PIECE, 4 * cells))
+        counts = np.asarray(np.sum(on_all_cores(count, parts), axis=0, dtype=np.int64))
+        filled = np.flatnonzero(counts)
+        return Meetings(*np.divmod(filled, far.rows), counts[filled])
+
+    def fingerprint(self) -> str:
+        """A digest of which base rows are joined with each other."""
+        found = hashlib.sha256()
+        for _, table in sorted(self.mapping.tables.items()):
+            for part in (table.index, *(shard.row_ids for shard in table.shards)):
+                found.update(len(part).to_bytes(8, "little") + np.ascontiguousarray(part).tobytes())
+        return found.hexdigest()
+
+    # Values of joined rows, as a result.
+
+    def taken(self, alias: str, values: NDArray[Scalar]) -> NDArray[Scalar]:
+        """Values of a table's base rows, (rows,) or (rows, k), as values of joined rows: S_i values."""
+        return self.mapping.gather(alias, values)
+
+    def added(self, values: Mapping[str, Floats], width: int, places: Mapping[str, NDArray[np.intp]]) -> Array:
+        """S_1 A_1 + ... + S_M A_M, (N, width), of values A_i of base rows, (rows, k).
+
+        A table's columns are those of ``places``, or all if it has as many.
+        """
+        left = dict(values)
+        full = [alias for alias, each in left.items() if each.shape[1] == width]  # which fill all columns
+        still = next((alias for alias in full if self.tables[alias].is_identity), None)
+        first = full[0] if full and still is None else None
+        if still is not None:
+            found: Array = left.pop(still).astype(np.float64)  # nothing is to be moved
+        else:
+            found = np.empty((len(self), width)) if full else np.zeros((len(self), width))
+        order = sorted(left.items(), key=lambda each: each[0] != first)
+
+        def add(part: slice) -> None:
+            block = Block(self.mapping, {}, part)
+            for alias, each in order:
+                if alias == first:
+                    found[part] = block.taken(alias, each)
+                elif each.shape[1] == width:
+                    found[part] += block.taken(alias, each)
+                else:
+                    found[part, places[alias]] += block.taken(alias, each)
+
+        if order:
+            on_all_cores(add, pieces(len(self), max(width, 1)))
+        return found
+
+    def taken_column(self, alias: str, values: pa.ChunkedArray) -> pa.ChunkedArray:
+        """The same for an Arrow column."""
+        return values.take(pa.array(self.mapping.tables[alias].index))
+
+    def labels(self) -> NDArray[Any]:
+        """The labels of all rows."""
+        return self._columns[LABELS]
