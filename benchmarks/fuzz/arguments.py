@@ -19,9 +19,11 @@ import msgspec
 import numpy as np
 from msgspec import Meta
 
-from tablepuppet.party.arguments import LARGEST, Within, fits
+from tablepuppet.learn.specs import Bottom, TableSpec
+from tablepuppet.learn.tables.linear import Linear
+from tablepuppet.learn.tables.network import Network
+from tablepuppet.party.arguments import LARGEST, Within, fits, is_family, one_of
 from tablepuppet.party.ops import Op
-from tablepuppet.party.spec import AnySpec, Bottom, Linear, Network
 from tablepuppet.prep.encode.program import Shapes as StepShapes
 from tablepuppet.prep.encode.specs import (
     Cut,
@@ -60,7 +62,7 @@ class Shapes:
     labels: Sequence[str]
     families: Mapping[str, str] = field(default_factory=dict)  # of columns by which rows may be grouped
     widths: dict[str, int] = field(default_factory=dict)  # of encodings
-    models: dict[str, tuple[str, AnySpec]] = field(default_factory=dict)  # encoding, what it is
+    models: dict[str, tuple[str, TableSpec]] = field(default_factory=dict)  # encoding, what it is
     digests: dict[str, Any] = field(default_factory=dict)  # of categories
 
 
@@ -94,7 +96,7 @@ class Maker:
         liked = [name for name in fitting if name[:-1] in kinds] if self.rng.random() < 0.7 else []
         self.model = fixed.get("model") or self._one(liked or fitting or ["none"])
         outputs = int(self.rng.integers(1, 3))
-        known: tuple[str, AnySpec] = (
+        known: tuple[str, TableSpec] = (
             self.encoding,
             Linear(outputs) if self.rng.random() < 0.5 else Network((3,), outputs),
         )
@@ -226,6 +228,8 @@ class Maker:
             return [self._of(each, shape) for each in inner]
         if origin is Sequence:
             return [self._of(inner[0], shape) for _ in range(int(self.rng.integers(0, 4)))]
+        if is_family(hint):
+            return self._of(one_of(hint), shape)
         if isinstance(hint, type) and issubclass(hint, msgspec.Struct):
             return self._struct(hint)
         plain: dict[Any, Any] = {

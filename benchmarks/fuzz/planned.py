@@ -19,12 +19,13 @@ import numpy as np
 import pyarrow as pa
 
 from tablepuppet.errors import PartyError
+from tablepuppet.learn.specs import Mlp
+from tablepuppet.learn.tables.linear import Linear
 from tablepuppet.party.blind import blind
 from tablepuppet.party.local_table import LocalTable
 from tablepuppet.party.ops import REGISTRY, Op, Values
 from tablepuppet.party.policy import ColumnRule, Level, Policy, TableRule, Use
 from tablepuppet.party.release import Release
-from tablepuppet.party.spec import Linear, Mlp
 from tablepuppet.prep.encode.specs import Fill, Lookup, Product
 
 from .worlds import CANARY, FEATURES, FEW, LABELS, LEAST, Seen, World, neighbour, pooling, random_table, strict

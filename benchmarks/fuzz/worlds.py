@@ -21,6 +21,9 @@ import tablepuppet.learn.party_ops  # noqa: F401 - registers all ops, as a party
 import tablepuppet.party.local_table as local_table
 import tablepuppet.privacy.label as label_noise
 from tablepuppet.errors import TablePuppetError
+from tablepuppet.learn.specs import Bottom, Mlp, Spec
+from tablepuppet.learn.tables.linear import Linear
+from tablepuppet.learn.tables.network import Network
 from tablepuppet.party.added_noise import GramNoise
 from tablepuppet.party.blind import blind
 from tablepuppet.party.databases.urls import open_database
@@ -29,7 +32,6 @@ from tablepuppet.party.local_table import LocalTable
 from tablepuppet.party.ops import REGISTRY
 from tablepuppet.party.policy import ColumnRule, Level, Policy, TableRule, Use
 from tablepuppet.party.service import Party
-from tablepuppet.party.spec import Bottom, Linear, Mlp, Network, Spec
 from tablepuppet.privacy.accountant import Spending
 from tablepuppet.privacy.noise import SLACK, gaussian_grid, summed_steps
 from tablepuppet.sql.plan import KeySpec, Scan

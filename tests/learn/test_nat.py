@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tablepuppet.learn.specs import Mlp
 from tablepuppet.learn.split.nat import (
     NatSettings,
     NatTraining,
@@ -20,7 +21,6 @@ from tablepuppet.learn.split.nat import (
 )
 from tablepuppet.learn.split.table import Batched, TorchTable
 from tablepuppet.learn.tables.layers import Dense, DenseRows
-from tablepuppet.party.spec import Mlp
 from tablepuppet.prep.encode.encoded_table import EncodedTable
 
 torch: Any = pytest.importorskip("torch")

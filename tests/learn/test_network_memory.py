@@ -9,13 +9,13 @@ import numpy as np
 import pytest
 
 import tablepuppet as tp
+from tablepuppet.learn.specs import Bottom, Cnn, Mlp
 from tablepuppet.learn.split import table as split_table
 from tablepuppet.learn.split.nat import NatSettings, NatTraining, targets_of
 from tablepuppet.learn.split.table import TorchTable
 from tablepuppet.learn.tables.network import NetworkTable
 from tablepuppet.party.allowance import Allowance, allowed
 from tablepuppet.party.bounded import MemoryAccount
-from tablepuppet.party.spec import Bottom, Cnn, Mlp
 from tablepuppet.prep.encode.encoded_table import EncodedTable
 
 pytest.importorskip("torch", reason="networks need the extra `deep`")

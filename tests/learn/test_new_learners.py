@@ -28,8 +28,9 @@ from tablepuppet.learn.solve.allowance import Cost, Costs, RoundAllowance
 from tablepuppet.learn.solve.schedule import Schedule
 from tablepuppet.learn.solve.sgd import Stochastic, descend_by_batches
 from tablepuppet.learn.tables.federated import FederatedModel
+from tablepuppet.learn.tables.linear import Linear
+from tablepuppet.learn.tables.network import Network
 from tablepuppet.learn.tables.stored import Held
-from tablepuppet.party.spec import Linear, Network
 from tablepuppet.relation import Relation
 from tests.relations import federation
 

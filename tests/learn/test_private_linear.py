@@ -20,12 +20,11 @@ import tablepuppet as tp
 from tablepuppet.algebra import ops as matrix_ops
 from tablepuppet.baselines import Centralized
 from tablepuppet.learn.tables import ops as model_ops
-from tablepuppet.learn.tables.linear import LinearRows
+from tablepuppet.learn.tables.linear import Linear, LinearRows
 from tablepuppet.learn.tables.noisy import noisy_predictions
 from tablepuppet.party.added_noise import GramNoise, SumNoise
 from tablepuppet.party.local_table import LocalTable, RelationRows
 from tablepuppet.party.policy import ColumnRule
-from tablepuppet.party.spec import Linear
 from tablepuppet.prep.encode.encode import EncodedShard
 from tablepuppet.prep.encode.encoded_table import EncodedTable, SealedTable
 from tablepuppet.privacy.accountant import gaussian_epsilon

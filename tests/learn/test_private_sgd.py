@@ -14,6 +14,8 @@ from msgspec.structs import replace
 from tablepuppet.errors import PartyError, PrivacyError
 from tablepuppet.learn.private import steps as noisy_steps
 from tablepuppet.learn.tables import ops as model_ops
+from tablepuppet.learn.tables.linear import Linear
+from tablepuppet.learn.tables.network import Network
 from tablepuppet.learn.tables.parameters import parameters_of
 from tablepuppet.party.added_noise import PredictionNoise, SampleNoise
 from tablepuppet.party.bounded import Bounded, Owned
@@ -21,7 +23,6 @@ from tablepuppet.party.kept import Shelf
 from tablepuppet.party.ledger import Budget, Ledger
 from tablepuppet.party.local_table import Charge, LocalTable, RelationRows
 from tablepuppet.party.release_log import Unlogged
-from tablepuppet.party.spec import Linear, Network
 from tablepuppet.prep.encode.encode import EncodedShard
 from tablepuppet.prep.encode.encoded_table import EncodedTable, SealedTable
 from tablepuppet.privacy.accountant import Spending

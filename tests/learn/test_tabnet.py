@@ -15,6 +15,7 @@ from pytorch_tabnet.metrics import UnsupervisedLoss  # noqa: E402
 from pytorch_tabnet.tab_network import TabNetNoEmbeddings, TabNetPretraining  # noqa: E402
 
 from tablepuppet.errors import LearnError  # noqa: E402
+from tablepuppet.learn.specs import Hiding  # noqa: E402
 from tablepuppet.learn.split.flat import seeded  # noqa: E402
 from tablepuppet.learn.split.hiding import draw_mask  # noqa: E402
 from tablepuppet.learn.split.tabnet import (  # noqa: E402
@@ -30,7 +31,6 @@ from tablepuppet.learn.split.tabnet import (  # noqa: E402
     latent_parts,
     mean_at_base_rows,
 )
-from tablepuppet.party.spec import Hiding  # noqa: E402
 
 SHAPE = TabNetShape(latent=6, attention=5, steps=3)
 RATIO, RATE, LAMBDA = 0.3, 0.02, 1e-3

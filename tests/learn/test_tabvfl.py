@@ -26,12 +26,12 @@ from tests.wire.losing import LosingParty, losing
 torch = pytest.importorskip("torch", reason="networks need the extra `deep`")
 pytest.importorskip("pytorch_tabnet", reason="TabNet needs the extra `deep`")
 
+from tablepuppet.learn.specs import Hiding, TabNet  # noqa: E402
 from tablepuppet.learn.split.flat import FlatModule, seeded  # noqa: E402
 from tablepuppet.learn.split.hiding import draw_mask  # noqa: E402
 from tablepuppet.learn.split.pretrain import Pretraining  # noqa: E402
 from tablepuppet.learn.split.table import TorchTable  # noqa: E402
 from tablepuppet.learn.split.tabnet import PretrainingTop, mean_at_base_rows  # noqa: E402
-from tablepuppet.party.spec import Hiding, TabNet  # noqa: E402
 
 TASKS: dict[str, int | None] = {"paid": None, "returned": 2, "grade": 4}
 SIZE, SEED, LR, L2, HIDE, SPARSITY = 37, 5, 0.01, 1e-3, 0.3, 1e-2

@@ -14,9 +14,9 @@ from scipy.stats import chisquare
 
 import tablepuppet as tp
 from tablepuppet.algebra.distinct import DistinctRows
+from tablepuppet.learn.tables.linear import Linear
 from tablepuppet.party.policy import TableRule
 from tablepuppet.party.request import Reply, Request, Step
-from tablepuppet.party.spec import Linear
 from tablepuppet.wire.engine import Engine
 from tablepuppet.wire.in_process import InProcessTransport
 from tablepuppet.wire.messages import MessageSizes

@@ -12,6 +12,9 @@ from numpy.typing import NDArray
 
 import tablepuppet as tp
 import tablepuppet.learn.party_ops
+from tablepuppet.learn.specs import Spec
+from tablepuppet.learn.tables.linear import Linear
+from tablepuppet.learn.tables.network import Network
 from tablepuppet.party.arguments import (
     Bound,
     Layers,
@@ -25,7 +28,6 @@ from tablepuppet.party.arguments import (
     fits,
 )
 from tablepuppet.party.ops import REGISTRY
-from tablepuppet.party.spec import Linear, Network, Spec
 
 
 @pytest.mark.parametrize(

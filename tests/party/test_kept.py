@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 
 from tablepuppet.errors import PartyError
+from tablepuppet.learn.specs import Bottom, Spec
+from tablepuppet.learn.tables.linear import Linear
 from tablepuppet.party.kept import KeptPart, Shelves
-from tablepuppet.party.spec import Linear
 from tablepuppet.sql.plan import Scan
 
 THETA = np.array([[1.5, -2.0], [0.25, 3.0]])
@@ -28,7 +29,8 @@ def test_a_part_outlives_the_process(tmp_path: Path) -> None:
     kept = again.of("analyst").get("p", "t")
     assert kept is not None
     np.testing.assert_array_equal(kept.theta, THETA)
-    assert kept.spec == Linear(2)
+    assert kept.spec_of(Spec) == Linear(2)
+    assert kept.spec_of(Bottom) is None
     assert [fingerprint for _, fingerprint in again.of("analyst").all("p")] == [told]
     assert again.of("rival").get("p", "t") is None
     assert [path.suffix for path in tmp_path.rglob("*") if path.is_file()] == [".part"]

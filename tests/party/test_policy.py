@@ -16,12 +16,12 @@ import pytest
 
 import tablepuppet as tp
 import tablepuppet.learn.party_ops
+from tablepuppet.learn.tables.linear import Linear
 from tablepuppet.party.config import PartyFile
 from tablepuppet.party.ops import REGISTRY
 from tablepuppet.party.policy import EVERY_USE, LEVELS, USES, ColumnRule, Level, Policy, TableRule, Use
 from tablepuppet.party.release import Release
 from tablepuppet.party.service import Party
-from tablepuppet.party.spec import Linear
 from tablepuppet.sql.catalog import Catalog
 from tablepuppet.sql.parse import parse
 from tablepuppet.sql.plan import Scan, plan

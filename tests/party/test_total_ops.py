@@ -23,11 +23,11 @@ from benchmarks.fuzz.holes import HOLES
 from benchmarks.fuzz.worlds import World, difference, strict
 from tablepuppet.errors import PartyError
 from tablepuppet.learn.private.steps import NoisySteps
+from tablepuppet.learn.tables.linear import Linear
 from tablepuppet.party.added_noise import GramNoise, PredictionNoise, SumNoise
 from tablepuppet.party.local_table import LocalTable
 from tablepuppet.party.ops import REGISTRY
 from tablepuppet.party.policy import Policy
-from tablepuppet.party.spec import Linear
 from tablepuppet.privacy.accountant import Spending
 
 SESSIONS = int(os.environ.get("TABLEPUPPET_FUZZ_SESSIONS", "14"))

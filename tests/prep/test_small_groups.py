@@ -15,9 +15,9 @@ import pytest
 from numpy.typing import NDArray
 
 from benchmarks.fuzz.worlds import LEAST, World, pooling
+from tablepuppet.learn.tables.linear import Linear
 from tablepuppet.party.blind import blind
 from tablepuppet.party.policy import ColumnRule, Level, Policy, TableRule, Use
-from tablepuppet.party.spec import Linear
 from tablepuppet.prep.columns.ordered import image
 from tablepuppet.prep.encode.specs import Cut, Hashed, Lookup, Outside, Product
 from tablepuppet.prep.explore.cells import NEXT_NONE

@@ -15,11 +15,12 @@ import pytest
 from numpy.typing import NDArray
 
 from benchmarks.fuzz.worlds import CALLER, SESSION, World
+from tablepuppet.learn.specs import Spec as Model
+from tablepuppet.learn.tables.linear import Linear
+from tablepuppet.learn.tables.network import Network
 from tablepuppet.learn.tables.parameters import first_parameters
 from tablepuppet.party.added_noise import PredictionNoise, SampleNoise
 from tablepuppet.party.policy import Policy
-from tablepuppet.party.spec import Linear, Network
-from tablepuppet.party.spec import Spec as Model
 from tablepuppet.prep.encode.specs import Fill, Missing, Scale, StepSpec
 from tablepuppet.privacy.accountant import gaussian_epsilon
 from tablepuppet.privacy.noise import gaussian_sigma

@@ -13,9 +13,11 @@ from numpy.typing import NDArray
 
 import tablepuppet as tp
 from tablepuppet.learn.private.round_promises import StepPromise
+from tablepuppet.learn.specs import Spec
+from tablepuppet.learn.tables.linear import Linear
+from tablepuppet.learn.tables.network import Network
 from tablepuppet.learn.tables.parameters import first_parameters
 from tablepuppet.party.added_noise import SampleNoise
-from tablepuppet.party.spec import Linear, Network, Spec
 from tests.privacy.audit import least_epsilon
 from tests.privacy.worlds import DELTA, ROWS, World, worlds
 

@@ -10,10 +10,10 @@ import pyarrow as pa
 
 import tablepuppet as tp
 from tablepuppet.learn.noise.plan import FeatureNoise
+from tablepuppet.learn.tables.linear import Linear
 from tablepuppet.party.local_table import LocalTable
 from tablepuppet.party.ops import find_op
 from tablepuppet.party.policy import ColumnRule
-from tablepuppet.party.spec import Linear
 from tests.privacy.bounded import bounded_federation
 from tests.relations import party_of
 

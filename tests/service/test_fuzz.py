@@ -18,9 +18,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import tablepuppet.learn.party_ops  # noqa: F401 - registers the ops that are fired at
+from tablepuppet.learn.tables.linear import Linear
 from tablepuppet.party.ops import REGISTRY
 from tablepuppet.party.request import Request, Step
-from tablepuppet.party.spec import Linear
 from tablepuppet.sql.catalog import Catalog
 from tablepuppet.sql.parse import parse
 from tablepuppet.sql.plan import plan

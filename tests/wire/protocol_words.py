@@ -16,6 +16,7 @@ import pyarrow as pa
 from msgspec import Struct
 
 import tablepuppet.learn.party_ops  # noqa: F401 - registers every op
+from tablepuppet.party.arguments import one_of
 from tablepuppet.party.blind import blind
 from tablepuppet.party.local_table import category_key, category_secret
 from tablepuppet.party.ops import REGISTRY, Op
@@ -60,7 +61,7 @@ def _op(found: Op) -> str:
 def _records(hint: Any) -> dict[str, str]:
     """The records that a type names, and those within them."""
     found: dict[str, str] = {}
-    for kind in _named(hint):
+    for kind in _named(one_of(hint)):
         fields = get_type_hints(kind, include_extras=True)
         own = kind.__struct_fields__ if issubclass(kind, Struct) else [each.name for each in dataclasses.fields(kind)]
         tag = f" {kind.__struct_config__.tag!r}" if issubclass(kind, Struct) and kind.__struct_config__.tag else ""
@@ -74,7 +75,7 @@ def _named(hint: Any) -> Iterator[Any]:
     if isinstance(hint, type) and (issubclass(hint, Struct) or dataclasses.is_dataclass(hint)):
         yield hint
     for part in get_args(hint):
-        yield from _named(part)
+        yield from _named(one_of(part))
 
 
 def recorded() -> tuple[int, list[str]]:

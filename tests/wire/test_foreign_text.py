@@ -15,10 +15,10 @@ import tablepuppet as tp
 import tablepuppet.learn.party_ops
 from tablepuppet.cli import output as cli_output
 from tablepuppet.cli.commands import app
+from tablepuppet.learn.tables.linear import Linear
 from tablepuppet.party import category_report
 from tablepuppet.party.category_report import CategoryReport
 from tablepuppet.party.request import Request
-from tablepuppet.party.spec import Linear
 from tablepuppet.runs.events import Event, Events
 from tablepuppet.runs.table_view import TableView
 from tablepuppet.wire.flight_transport import FlightTransport

@@ -12,13 +12,13 @@ import pytest
 
 import tablepuppet.learn.party_ops  # noqa: F401 - registers every op
 from tablepuppet.errors import PrivacyError
+from tablepuppet.learn.tables.linear import Linear
 from tablepuppet.party.blind import blind
 from tablepuppet.party.groups import OF_GROUPS, Grouped
 from tablepuppet.party.local_table import LocalTable
 from tablepuppet.party.ops import REGISTRY, Op
 from tablepuppet.party.release import Release
 from tablepuppet.party.returns import OfGroups, OfNoCell, OfRows, Plain, Resting, Returns
-from tablepuppet.party.spec import Linear
 from tests.relations import write_party
 from tests.wire.hostile import Attacker, accounts, write_bank
 

@@ -18,10 +18,10 @@ import pytest
 
 import tablepuppet as tp
 import tablepuppet.learn.party_ops
+from tablepuppet.learn.tables.linear import Linear
 from tablepuppet.party import allowance, grant
 from tablepuppet.party.request import Request
 from tablepuppet.party.service import Party
-from tablepuppet.party.spec import Linear
 from tablepuppet.sql import expression
 from tablepuppet.wire.codec import encode
 from tablepuppet.wire.in_flight import AS_OBJECTS, InFlight

@@ -13,9 +13,9 @@ import pytest
 
 import tablepuppet.learn.party_ops  # noqa: F401 - registers the ops that are asked for
 from tablepuppet.errors import PartyError, TablePuppetError
+from tablepuppet.learn.tables.linear import Linear
 from tablepuppet.party.added_noise import GramNoise, PredictionNoise, SampleNoise, SumNoise
 from tablepuppet.party.request import Request, Step
-from tablepuppet.party.spec import Linear
 from tablepuppet.wire import journal
 from tablepuppet.wire.journal import Journal
 from tests.party.policed import limit

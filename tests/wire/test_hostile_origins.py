@@ -14,12 +14,13 @@ import pytest
 import tablepuppet as tp
 import tablepuppet.learn.party_ops
 from tablepuppet.errors import PartyError, PrivacyError
+from tablepuppet.learn.specs import Mlp
+from tablepuppet.learn.tables.linear import Linear
 from tablepuppet.party.added_noise import GramNoise
 from tablepuppet.party.kept import WatchedShelf
 from tablepuppet.party.local_table import LocalTable
 from tablepuppet.party.ops import REGISTRY, Op
 from tablepuppet.party.release import Release
-from tablepuppet.party.spec import Linear, Mlp
 from tablepuppet.prep.encode.encode import encoded
 from tests.party.policed import audit_lines
 from tests.relations import write_party

@@ -14,9 +14,9 @@ import pytest
 
 import tablepuppet as tp
 import tablepuppet.learn.party_ops
+from tablepuppet.learn.tables.linear import Linear
 from tablepuppet.party.blind import blind
 from tablepuppet.party.snapshot import EvaluationError
-from tablepuppet.party.spec import Linear
 from tests.party.policed import audit_lines, federation, open_party
 from tests.relations import federation as in_process
 from tests.wire.hostile import Attacker, accounts, digests_of, keyed, write_bank

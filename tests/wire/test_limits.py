@@ -12,10 +12,11 @@ import pytest
 
 import tablepuppet as tp
 import tablepuppet.learn.party_ops
+from tablepuppet.learn.tables.linear import Linear
+from tablepuppet.learn.tables.network import Network
 from tablepuppet.party.config import Limits, PartyFile
 from tablepuppet.party.request import Request, Step
 from tablepuppet.party.service import Party
-from tablepuppet.party.spec import Linear, Network
 from tablepuppet.sql.catalog import Catalog
 from tablepuppet.sql.parse import parse
 from tablepuppet.sql.plan import plan

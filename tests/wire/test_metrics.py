@@ -18,11 +18,12 @@ from prometheus_client import generate_latest
 import tablepuppet as tp
 import tablepuppet.learn.party_ops
 from tablepuppet.errors import TablePuppetError
+from tablepuppet.learn.tables.linear import Linear
+from tablepuppet.learn.tables.network import Network
 from tablepuppet.party.added_noise import PredictionNoise
 from tablepuppet.party.config import Limits, PartyFile
 from tablepuppet.party.metrics import BEYOND_LIMITS, Metrics
 from tablepuppet.party.request import Request, Step
-from tablepuppet.party.spec import Linear, Network
 from tablepuppet.versions import PROTOCOL
 from tablepuppet.wire.codec import encode
 from tablepuppet.wire.flight_server import FlightServer

@@ -11,10 +11,10 @@ import pytest
 
 import tablepuppet.learn.party_ops  # noqa: F401 - registers the ops that are asked for
 from tablepuppet.errors import PartyError, TablePuppetError
+from tablepuppet.learn.tables.linear import Linear
 from tablepuppet.party.ops import REGISTRY
 from tablepuppet.party.request import Request, Step
 from tablepuppet.party.service import Party
-from tablepuppet.party.spec import Linear
 from tablepuppet.wire.protocol import BusyError
 from tests.wire.hostile import Attacker, write_bank
 

@@ -30,7 +30,6 @@ from tablepuppet.learn.loss.joined_loss import JoinedLoss
 from tablepuppet.learn.loss.losses import Loss, Squared
 from tablepuppet.learn.rounds import Round
 from tablepuppet.learn.solve.allowance import RoundAllowance
-from tablepuppet.learn.tables.model import model_of
 from tablepuppet.learn.tables.parameters import TableParameters
 from tablepuppet.learn.tables.stored import Model
 from tablepuppet.operators.client import Client
@@ -140,8 +139,7 @@ def _train_linear(
     thetas = np.split(theta, ends)[:-1]  # what follows the last table is nothing
     spec = learner.spec(loss.outputs)
     parts = {
-        alias: TableParameters(model_of(spec, tables[alias].width), part)
-        for alias, part in zip(tables, thetas, strict=True)
+        alias: TableParameters(spec.over(tables[alias].width), part) for alias, part in zip(tables, thetas, strict=True)
     }
     return PooledModel(encoding, parts, loss.outputs), intercept
 

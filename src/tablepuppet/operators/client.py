@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property, partial
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,13 +22,25 @@ from tablepuppet.party.ops import SECURE, find_op
 from tablepuppet.party.reply_check import check_reply, masked
 from tablepuppet.party.request import Step
 from tablepuppet.party.returns import Asked
-from tablepuppet.party.spec import AnySpec
 from tablepuppet.sql.plan import Plan
 from tablepuppet.wire.engine import Engine
 from tablepuppet.wire.outbox import Answer, Outbox
 
 Replies = dict[str, list[Mapping[str, Any]]]
 """By alias, one reply per shard that takes part."""
+
+
+class TableSpec(Protocol):
+    """What the model of a table is (learn/specs.py)."""
+
+    @property
+    def outputs(self) -> int:
+        """Numbers per row."""
+        ...
+
+    def theta_shape(self, width: int) -> tuple[int, ...] | None:
+        """The shape of the parameters of a table with ``width`` encoded columns; None if it is not known here."""
+        ...
 
 
 class Pending:
@@ -60,7 +72,7 @@ class Client:
     secured: SecureTables = field(default_factory=SecureTables)  # of the session
     encodings: set[str] = field(default_factory=set, init=False)  # that shards have built over these rows
     widths: dict[tuple[str, str], int] = field(default_factory=dict, init=False)  # by alias and encoding
-    models: dict[tuple[str, str], tuple[str, AnySpec]] = field(
+    models: dict[tuple[str, str], tuple[str, TableSpec]] = field(
         default_factory=dict, init=False
     )  # by name and alias: the encoding, and what the table's model is
     _announced: bool = field(default=False, init=False)
@@ -145,7 +157,7 @@ class Client:
         if "spec" in given and "model" in given:
             self.models[given["model"], step.table] = (given["encoding"], given["spec"])
 
-    def _model(self, table: str, arguments: Mapping[str, Any]) -> tuple[str, AnySpec | None]:
+    def _model(self, table: str, arguments: Mapping[str, Any]) -> tuple[str, TableSpec | None]:
         """The encoding and the spec that a step uses, if they are known."""
         known = self.models.get((arguments["model"], table)) if "model" in arguments else None
         encoding, spec = known or ("", None)
@@ -173,7 +185,7 @@ class Client:
         return {"chosen": _chosen(shard.row_ids, read), "counts": narrow}
 
 
-def _outputs(arguments: Mapping[str, Any], spec: AnySpec | None) -> int | None:
+def _outputs(arguments: Mapping[str, Any], spec: TableSpec | None) -> int | None:
     if spec is not None:
         return spec.outputs
     rows = arguments.get("directions", arguments.get("rows"))

@@ -127,7 +127,7 @@ class Parameters:
         """The arguments as the function takes them; PartyError unless each is of its declared type."""
         self._check(arguments)
         structs = {
-            name: msgspec.convert(value, self._structs[name])
+            name: msgspec.convert(value, one_of(self._structs[name]))
             for name, value in arguments.items()
             if name in self._structs and _holds_mapping(value)
         }
@@ -188,11 +188,32 @@ def kind_of(hint: Any) -> Kind:
     if origin is Sequence:
         item = kind_of(inner[0])
         return Kind(partial(_is_list, item, 0, MOST_ITEMS), f"a list of: {item.words}")
+    if is_family(hint):  # more members may be defined later
+        return Kind(lambda value: kind_of(one_of(hint)).takes(value), kind_of(one_of(hint)).words)
     if _is_struct(hint):
         return Kind(_struct(hint), f"{hint.__name__} with {', '.join(hint.__struct_fields__)}")
     if hint not in _PLAIN:
         raise TypeError(f"an op takes no {hint}: annotate it by Sequence, tuple, a Struct, an array or a plain type")
     return Kind(partial(_is_plain, hint), _WORDS.get(hint, f"a number up to {LARGEST:g}"))
+
+
+def one_of(hint: Any) -> Any:
+    """A type in which a family of Structs is written out as the union of its members.
+
+    >>> class Shape(Struct): ...
+    >>> class Dot(Shape, tag="dot"): ...
+    >>> class Line(Shape, tag="line"): ...
+    >>> one_of(Shape | None)
+    typing.Union[tablepuppet.party.arguments.Dot, tablepuppet.party.arguments.Line, NoneType]
+    """
+    if get_origin(hint) in (Union, UnionType):
+        return Union[tuple(map(one_of, get_args(hint)))]  # noqa: UP007 - of a tuple
+    return Union[tuple(map(one_of, hint.__subclasses__()))] if is_family(hint) else hint  # noqa: UP007
+
+
+def is_family(hint: Any) -> bool:
+    """Whether a type is a Struct without fields that others are made of: an argument may be any of those."""
+    return _is_struct(hint) and not hint.__struct_fields__ and bool(hint.__subclasses__())
 
 
 def _is_struct(hint: Any) -> bool:

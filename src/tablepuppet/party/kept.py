@@ -14,6 +14,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
+from typing import TypeVar, cast
 
 import msgspec
 import numpy as np
@@ -21,12 +22,13 @@ from numpy.typing import NDArray
 
 from tablepuppet.checked_file import DamagedFileError, read_checked, sync_folder, write_checked
 from tablepuppet.errors import PartyError
+from tablepuppet.party.arguments import one_of
 from tablepuppet.party.metrics import OTHER
 from tablepuppet.party.origins import Origins, Reached
-from tablepuppet.party.spec import AnySpec
 from tablepuppet.sql.plan import Scan
 
 FOLDER = "models"
+Family = TypeVar("Family", bound=msgspec.Struct)
 
 
 class KeptCategories(msgspec.Struct, frozen=True):
@@ -50,17 +52,25 @@ class KeptPart(msgspec.Struct, frozen=True, kw_only=True):
     scan: Scan  # the table use that it is for
     data: bytes  # float64
     shape: tuple[int, ...]
-    spec: AnySpec  # what the parameters are of
+    spec: msgspec.Raw  # what the parameters are of, as learners say it
     origins: Origins  # all that it is computed from
     encoding: str = ""  # the secret that categories are blinded under
     categories: tuple[KeptCategories, ...] = ()
     salt: bytes  # without it a fingerprint would reveal whether a guess of the parameters is right
 
     @classmethod
-    def of(cls, model: str, part: str, scan: Scan, theta: NDArray[np.float64], spec: AnySpec) -> KeptPart:
+    def of(cls, model: str, part: str, scan: Scan, theta: NDArray[np.float64], spec: msgspec.Struct) -> KeptPart:
         """A part to keep."""
         data, salt = np.ascontiguousarray(theta, np.float64).tobytes(), secrets.token_bytes(16)
-        return cls(model=model, part=part, scan=scan, data=data, shape=theta.shape, spec=spec, origins=(), salt=salt)
+        raw = msgspec.Raw(msgspec.msgpack.encode(spec))
+        return cls(model=model, part=part, scan=scan, data=data, shape=theta.shape, spec=raw, origins=(), salt=salt)
+
+    def spec_of(self, family: type[Family]) -> Family | None:
+        """What the parameters are of, if it is a Struct of the family."""
+        try:
+            return cast(Family, msgspec.msgpack.decode(self.spec, type=one_of(family)))
+        except msgspec.ValidationError:
+            return None
 
     @property
     def theta(self) -> NDArray[np.float64]:

@@ -35,6 +35,7 @@ from tablepuppet.learn.solve.plateau import ended_flat
 from tablepuppet.learn.solve.schedule import Schedule
 from tablepuppet.learn.solve.sgd import falling
 from tablepuppet.learn.solve.solvers import SGD
+from tablepuppet.learn.specs import Bottom, Mlp
 from tablepuppet.learn.split.bottom import BOTTOM, mlp
 from tablepuppet.learn.split.exchange import Exchange
 from tablepuppet.learn.split.model import Embeddings, SplitModel
@@ -44,7 +45,6 @@ from tablepuppet.learn.split.once import AVERAGINGS, Guests, OnceModel
 from tablepuppet.learn.split.top import SideBySide, Top
 from tablepuppet.learn.tables.stored import Stored
 from tablepuppet.party.arguments import Some, described, fits
-from tablepuppet.party.spec import Bottom, Mlp
 from tablepuppet.privacy.settings import Privacy
 from tablepuppet.relation import Relation
 from tablepuppet.sql.plan import Plan

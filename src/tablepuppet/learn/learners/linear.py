@@ -32,9 +32,9 @@ from tablepuppet.learn.solve.admm import SharingRule
 from tablepuppet.learn.solve.allowance import Cost, Costs
 from tablepuppet.learn.solve.sgd import Conditioned, Stochastic, descend_by_batches, falling
 from tablepuppet.learn.solve.solvers import ADMM, SGD, chosen_solver
+from tablepuppet.learn.tables.linear import Linear
 from tablepuppet.learn.threads import one_thread
 from tablepuppet.mapping.merged import merged
-from tablepuppet.party.spec import Linear
 from tablepuppet.prep.encode.alike import AlikeRows
 from tablepuppet.prep.encode.encode import apply_encoding
 from tablepuppet.relation import Relation

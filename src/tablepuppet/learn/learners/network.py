@@ -28,9 +28,8 @@ from tablepuppet.learn.solve.schedule import Usual
 from tablepuppet.learn.solve.sgd import Stochastic, descend_by_batches
 from tablepuppet.learn.solve.solvers import ADMM, SGD
 from tablepuppet.learn.tables.federated import FederatedModel
-from tablepuppet.learn.tables.network import NetworkTable, need_torch
+from tablepuppet.learn.tables.network import Network, NetworkTable, need_torch
 from tablepuppet.party.arguments import Layers, described, fits
-from tablepuppet.party.spec import Network
 from tablepuppet.relation import Relation
 
 AUTO_LR = 0.1

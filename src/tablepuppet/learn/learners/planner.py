@@ -30,8 +30,8 @@ from tablepuppet.learn.private.promise import (
 )
 from tablepuppet.learn.solve.allowance import VALIDATION, Costs, RoundAllowance
 from tablepuppet.learn.solve.schedule import Schedule
+from tablepuppet.learn.specs import Spec
 from tablepuppet.operators.client import Client
-from tablepuppet.party.spec import Spec
 from tablepuppet.prep.pipelines.pipeline import DEFAULT, Pipeline, refuse_noisy_labels, refuse_with_noise
 from tablepuppet.privacy.accountant import Spending
 from tablepuppet.privacy.funds import rounded_up

@@ -31,6 +31,7 @@ from tablepuppet.learn.solve.allowance import Cost, Costs, RoundAllowance
 from tablepuppet.learn.solve.plateau import ended_flat
 from tablepuppet.learn.solve.schedule import Schedule, batches_of
 from tablepuppet.learn.solve.sgd import falling
+from tablepuppet.learn.specs import Bottom, Cnn
 from tablepuppet.learn.split.bottom import BOTTOM, mlp, on_pixels
 from tablepuppet.learn.split.exchange import Exchange
 from tablepuppet.learn.split.model import Embeddings, SavedSplitModel, SplitModel
@@ -39,7 +40,6 @@ from tablepuppet.learn.split.top import SideBySide, Top
 from tablepuppet.learn.split.train import learn_by_batches
 from tablepuppet.learn.tables.network import need_torch
 from tablepuppet.learn.tables.stored import Stored
-from tablepuppet.party.spec import Bottom, Cnn
 from tablepuppet.relation import Relation
 from tablepuppet.sql.plan import Plan
 from tablepuppet.wire.engine import Engine

@@ -25,6 +25,7 @@ from tablepuppet.learn.settings import COUNT, NUMBER, RATE, WHOLE, Auto, Kind, o
 from tablepuppet.learn.solve.allowance import Cost, Costs
 from tablepuppet.learn.solve.schedule import Schedule
 from tablepuppet.learn.solve.sgd import falling
+from tablepuppet.learn.specs import Bottom, TabNet
 from tablepuppet.learn.split.bottoms import need_tabnet
 from tablepuppet.learn.split.exchange import Exchange
 from tablepuppet.learn.split.flat import seeded
@@ -35,7 +36,6 @@ from tablepuppet.learn.tables.network import need_torch
 from tablepuppet.learn.threads import one_thread
 from tablepuppet.mapping.joined_rows import Block
 from tablepuppet.mapping.table_mapping import Floats
-from tablepuppet.party.spec import Bottom, TabNet
 from tablepuppet.prep.encode.encode import Encoding, apply_encoding
 from tablepuppet.relation import Relation
 from tablepuppet.runs.figures import metric, readable

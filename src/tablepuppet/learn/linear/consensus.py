@@ -28,6 +28,7 @@ from numpy.typing import NDArray
 from tablepuppet.errors import PartyError
 from tablepuppet.learn.linear.ops import Turn
 from tablepuppet.learn.linear.ridge import Curvature, diagonal_ridge_parameters, ridge_of, square_curvature
+from tablepuppet.learn.tables.linear import Linear
 from tablepuppet.learn.tables.over_shards import Facts, RowGradients, ShardSums, Update
 from tablepuppet.mapping.table_mapping import Floats, ShardRows
 from tablepuppet.operators.lou import LearningOverUnion
@@ -37,7 +38,6 @@ from tablepuppet.party.local_table import LocalTable
 from tablepuppet.party.ops import Values, op
 from tablepuppet.party.release import Release
 from tablepuppet.party.returns import Numbers, Plain
-from tablepuppet.party.spec import Linear
 from tablepuppet.prep.encode.encode import Encoding, encoded
 
 Array = NDArray[np.float64]

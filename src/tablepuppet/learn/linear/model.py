@@ -24,13 +24,13 @@ from tablepuppet.learn.loss.joined_loss import GRADIENT, JoinedLoss
 from tablepuppet.learn.noise.plan import FeatureNoise
 from tablepuppet.learn.noise.predictions import DirectionNoise
 from tablepuppet.learn.tables.federated import FederatedModel
+from tablepuppet.learn.tables.linear import Linear
 from tablepuppet.learn.tables.over_shards import RowGradients, ShardSums
 from tablepuppet.learn.tables.parameters import TableParameters
 from tablepuppet.mapping.joined_rows import Column, JoinedRows
 from tablepuppet.mapping.table_mapping import Floats
 from tablepuppet.operators.client import Client, Pending
 from tablepuppet.operators.lou import Instead, LearningOverUnion
-from tablepuppet.party.spec import Linear
 from tablepuppet.prep.encode.encode import Encoding
 
 Array = NDArray[np.float64]

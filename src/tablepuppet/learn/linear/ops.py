@@ -37,7 +37,7 @@ from tablepuppet.learn.linear.ridge import (
     wide_ridge_parameters,
 )
 from tablepuppet.learn.linear.wide_gram import WIDE, WideGram
-from tablepuppet.learn.tables.linear import LinearRows
+from tablepuppet.learn.tables.linear import Linear, LinearRows
 from tablepuppet.learn.tables.noisy import noisy_gradient, noisy_predictions
 from tablepuppet.learn.tables.ops import on_wire
 from tablepuppet.learn.tables.over_shards import NOTHING, Facts
@@ -54,7 +54,6 @@ from tablepuppet.party.local_table import LocalTable
 from tablepuppet.party.ops import Values, op
 from tablepuppet.party.release import Release
 from tablepuppet.party.returns import IMAGE, PER_OUTPUT, SQUARE, Numbers, Products
-from tablepuppet.party.spec import Linear
 from tablepuppet.prep.encode.encode import encoded, encoded_for_noise, sealed
 from tablepuppet.prep.encode.encoded_table import SealedTable
 

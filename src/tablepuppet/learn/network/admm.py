@@ -32,7 +32,7 @@ from tablepuppet.learn.rounds import Round
 from tablepuppet.learn.solve.admm import RESIDUAL, SharingResidual, auto_rho
 from tablepuppet.learn.solve.plateau import Plateau
 from tablepuppet.learn.tables.federated import FederatedModel
-from tablepuppet.learn.tables.network import NetworkTable, need_torch
+from tablepuppet.learn.tables.network import Network, NetworkTable, need_torch
 from tablepuppet.learn.tables.over_shards import NOTHING, Facts, RowGradients, Update
 from tablepuppet.learn.tables.parameters import TableParameters, parameters_of
 from tablepuppet.learn.threads import one_thread
@@ -43,7 +43,6 @@ from tablepuppet.party.local_table import LocalTable
 from tablepuppet.party.ops import Values, op
 from tablepuppet.party.release import Release
 from tablepuppet.party.returns import IMAGE, SQUARE, THETA
-from tablepuppet.party.spec import Network
 from tablepuppet.prep.encode.encode import encoded, sealed
 from tablepuppet.prep.encode.encoded_table import EncodedTable
 

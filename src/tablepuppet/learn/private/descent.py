@@ -23,8 +23,9 @@ from tablepuppet.learn.rounds import Round
 from tablepuppet.learn.settings import Auto
 from tablepuppet.learn.solve.admm import RESIDUAL, SharingResidual, auto_rho
 from tablepuppet.learn.solve.solvers import ADMM, Stepping
+from tablepuppet.learn.specs import Spec
+from tablepuppet.learn.tables.linear import Linear
 from tablepuppet.mapping.joined_rows import SCORES, Block, JoinedRows
-from tablepuppet.party.spec import Linear, Spec
 from tablepuppet.relation import Relation
 
 Array = NDArray[np.float64]

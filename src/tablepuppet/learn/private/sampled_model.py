@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from tablepuppet.learn.noise.plan import StepNoise
 from tablepuppet.learn.noise.predictions import believed, left_in_mean
+from tablepuppet.learn.specs import Spec
 from tablepuppet.learn.tables.federated import FederatedModel
 from tablepuppet.learn.tables.over_shards import NOTHING, Facts, RowGradients, Update
 from tablepuppet.learn.tables.parameters import TableParameters
@@ -19,7 +20,6 @@ from tablepuppet.mapping.joined_rows import JoinedRows
 from tablepuppet.operators.client import Client
 from tablepuppet.operators.lou import LearningOverUnion
 from tablepuppet.party.added_noise import SampleNoise
-from tablepuppet.party.spec import Spec
 from tablepuppet.prep.encode.encode import Encoding
 
 Array = NDArray[np.float64]

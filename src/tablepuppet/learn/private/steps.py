@@ -27,7 +27,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tablepuppet.errors import PartyError
-from tablepuppet.learn.tables.model import RowModel, model_of
+from tablepuppet.learn.specs import Spec
+from tablepuppet.learn.tables.model import RowModel
 from tablepuppet.learn.tables.noisy import predicted, released_predictions, sampled_gradient, take_noisy_steps
 from tablepuppet.learn.tables.parameters import noisy_parameters, unchanged_if_refused
 from tablepuppet.party.added_noise import PredictionNoise, SampleNoise
@@ -36,7 +37,6 @@ from tablepuppet.party.local_table import LocalTable
 from tablepuppet.party.ops import Values, op
 from tablepuppet.party.release import Release
 from tablepuppet.party.returns import IMAGE, SQUARE, THETA
-from tablepuppet.party.spec import Spec
 from tablepuppet.prep.encode.encode import encoded_for_noise, sealed
 from tablepuppet.prep.encode.encoded_table import SealedTable
 from tablepuppet.privacy.clip import blocks, by_row
@@ -136,7 +136,7 @@ def gradient(
     name = f"{model}/{view}/steps"
     steps = table.state.get(name)
     if rows is not None:
-        row_model = model_of(spec, sealed(table, view, encoding).width).by_row
+        row_model = spec.over(sealed(table, view, encoding).width).by_row
         steps = NoisySteps.of(table, view, encoding, row_model, theta, rows, pull, noise)
     if not isinstance(steps, NoisySteps):
         raise PartyError(f"party {table.grant.party!r} has not started this model; fit it again")

@@ -15,9 +15,9 @@ import numpy as np
 
 from tablepuppet.errors import ArgumentError, ConfigError, LearnError
 from tablepuppet.learn.settings import Kind
+from tablepuppet.learn.specs import FIELD_NAMES, OWN_FIELDS, Bottom, Cnn, Mlp, Registered, Side, TabNet
 from tablepuppet.learn.split.bottoms import register as register
 from tablepuppet.party.arguments import Layers, described, fits
-from tablepuppet.party.spec import FIELD_NAMES, OWN_FIELDS, Bottom, Cnn, Mlp, Registered, Side, TabNet
 from tablepuppet.prep.encode.encode import Encoding
 from tablepuppet.spelling import names_checked
 from tablepuppet.sql.query import OutputColumn

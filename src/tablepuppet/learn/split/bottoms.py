@@ -7,14 +7,15 @@ its batch norm needs.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import singledispatch
 from importlib.metadata import entry_points
 from importlib.util import find_spec
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Literal
 
 from tablepuppet.errors import LearnError
+from tablepuppet.learn.specs import Bottom, Cnn, Mlp, Registered, TabNet
 from tablepuppet.learn.tables.network import need_torch
-from tablepuppet.party.spec import Bottom, Cnn, Mlp, Registered, TabNet
 from tablepuppet.spelling import did_you_mean
 
 if TYPE_CHECKING:
@@ -41,18 +42,17 @@ def register(name: str, factory: Factory) -> None:
     _REGISTERED[name] = factory
 
 
+@singledispatch
 def build(spec: Bottom, width: int, table: str) -> nn.Module:
     """The module of a spec for a table with ``width`` encoded columns, with torch's own first parameters."""
-    if isinstance(spec, Mlp):
-        module: nn.Module = need_torch().nn.Sequential(
-            *linear_layers((width, *spec.hidden, spec.outputs), spec.activation)
-        )
-        return module
-    if isinstance(spec, Cnn):
-        return _cnn(spec, width, table)
-    if isinstance(spec, Registered):
-        return _registered(spec, width)
-    return _tabnet(spec, width, table)
+    raise NotImplementedError(f"no network is registered for {type(spec).__name__}")
+
+
+@build.register(Mlp)
+def _mlp(spec: Mlp, width: int, table: str) -> nn.Module:
+    layers = linear_layers((width, *spec.hidden, spec.outputs), spec.activation)
+    module: nn.Module = need_torch().nn.Sequential(*layers)
+    return module
 
 
 def linear_layers(sizes: Sequence[int], activation: Literal["relu", "tanh"] = "relu") -> list[nn.Module]:
@@ -64,6 +64,7 @@ def linear_layers(sizes: Sequence[int], activation: Literal["relu", "tanh"] = "r
     return layers[:-1]
 
 
+@build.register(Cnn)
 def _cnn(spec: Cnn, width: int, table: str) -> nn.Module:
     torch = need_torch()
     channels, height, across = spec.shape
@@ -107,6 +108,7 @@ def _placed(spec: Cnn, size: int) -> nn.Module:
     return module
 
 
+@build.register(TabNet)
 def _tabnet(spec: TabNet, width: int, table: str) -> nn.Module:
     if sum(spec.categories) > width:
         raise LearnError(f"table {table!r} has {width:,} encoded columns, fewer than the categories of its network")
@@ -123,7 +125,8 @@ def need_tabnet() -> None:
         raise LearnError("TabNet needs pytorch-tabnet: pip install 'tablepuppet[deep]'")
 
 
-def _registered(spec: Registered, width: int) -> nn.Module:
+@build.register(Registered)
+def _registered(spec: Registered, width: int, table: str) -> nn.Module:
     known = {**_installed(), **_REGISTERED}
     if spec.name not in known:
         raise LearnError(

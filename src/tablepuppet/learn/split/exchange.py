@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from tablepuppet.learn.specs import Hiding, TabNet
 from tablepuppet.learn.split.flat import Adam
 from tablepuppet.learn.split.model import SplitModel
 from tablepuppet.learn.split.table import BatchSums, TorchTable
@@ -22,7 +23,6 @@ from tablepuppet.mapping.batches import Batch, no_rows
 from tablepuppet.mapping.table_mapping import Floats, ShardRows
 from tablepuppet.operators.client import Pending
 from tablepuppet.operators.lou import Instead, LearningOverUnion
-from tablepuppet.party.spec import Hiding, TabNet
 
 Array = NDArray[np.float64]
 SHOWN, WHOLE = slice(2), slice(2, 4)  # of the sums over a batch: of cells as the network is shown them, and of all

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from tablepuppet.party.spec import Hiding
+from tablepuppet.learn.specs import Hiding
 
 
 def draw_mask(hiding: Hiding, alias: str, rows: int, numbers: int, categories: Sequence[int]) -> NDArray[np.float32]:

@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tablepuppet.learn.noise.plan import Noise
+from tablepuppet.learn.specs import Bottom
 from tablepuppet.learn.split.flat import NORM_MOMENTUM, Adam
 from tablepuppet.learn.split.narrow import Narrow, narrowed
 from tablepuppet.learn.split.ops import wide
@@ -23,7 +24,6 @@ from tablepuppet.mapping.joined_rows import SCORES, Block, JoinedRows
 from tablepuppet.mapping.table_mapping import Floats
 from tablepuppet.operators.client import Client, Replies
 from tablepuppet.operators.lou import Instead
-from tablepuppet.party.spec import Bottom
 from tablepuppet.prep.encode.encode import Encoding
 from tablepuppet.wire.engine import Engine
 

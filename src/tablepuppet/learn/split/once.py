@@ -23,6 +23,7 @@ from numpy.typing import NDArray
 from tablepuppet.algebra.ops import joined_counts
 from tablepuppet.errors import PartyError
 from tablepuppet.learn.noise.plan import Noise
+from tablepuppet.learn.specs import Bottom, Cnn, Mlp
 from tablepuppet.learn.split.model import Embeddings, SplitModel
 from tablepuppet.learn.split.nat import NatSettings, NatTraining, own_seed, principal_components, targets_of
 from tablepuppet.learn.split.ops import Training, bottom_parameters, check_shape
@@ -39,7 +40,6 @@ from tablepuppet.party.local_table import LocalTable
 from tablepuppet.party.ops import Values, op
 from tablepuppet.party.release import Release
 from tablepuppet.party.returns import THETA
-from tablepuppet.party.spec import Bottom, Cnn, Mlp
 from tablepuppet.prep.encode.encode import encoded
 from tablepuppet.prep.encode.encoded_table import EncodedTable
 

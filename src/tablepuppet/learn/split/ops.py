@@ -17,6 +17,7 @@ from msgspec import Meta
 from numpy.typing import NDArray
 
 from tablepuppet.errors import PartyError
+from tablepuppet.learn.specs import Bottom, Hiding, Mlp
 from tablepuppet.learn.split.flat import Adam
 from tablepuppet.learn.split.narrow import Bits, Narrow, narrowed, widened
 from tablepuppet.learn.split.table import BatchSums, Forward, TorchTable
@@ -28,7 +29,6 @@ from tablepuppet.party.local_table import LocalTable
 from tablepuppet.party.ops import Values, op
 from tablepuppet.party.release import Release
 from tablepuppet.party.returns import OUTPUTS, ROWS, ROWS_ASKED, THETA, WIDTH, Asked, Length, Numbers, OfRows, Wrong
-from tablepuppet.party.spec import Bottom, Hiding, Mlp
 from tablepuppet.prep.encode.encode import encoded, encoded_for_noise, sealed
 from tablepuppet.prep.encode.encoded_table import SealedTable
 
@@ -75,9 +75,10 @@ def bottom_parameters(table: LocalTable, model: str, width: int) -> tuple[TorchT
     """The bottom network that the party holds, or has stored if the model was loaded."""
     alias = table.snapshot.scan.alias
     if f"{model}/{alias}" not in table.models and (kept := table.shelf.get(model, alias)):
-        if not isinstance(kept.spec, Bottom):
+        spec = kept.spec_of(Bottom)
+        if spec is None:
             raise PartyError(f"party {table.grant.party!r}: this model has scores, not embeddings")
-        network = TorchTable(kept.spec, width, alias)
+        network = TorchTable(spec, width, alias)
         return network, TableParameters(network, kept.theta)
     part = held_parameters(table, model)
     if not isinstance(part.model, TorchTable):

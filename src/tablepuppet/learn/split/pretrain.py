@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from tablepuppet.learn.specs import Bottom, Hiding, TabNet
 from tablepuppet.learn.split.exchange import WHOLE, Exchange
 from tablepuppet.learn.split.flat import Adam
 from tablepuppet.learn.split.hiding import draw_mask
@@ -32,7 +33,6 @@ from tablepuppet.party.local_table import LocalTable
 from tablepuppet.party.ops import Values, op
 from tablepuppet.party.release import Release
 from tablepuppet.party.returns import SQUARE, THETA, Numbers, OfRows
-from tablepuppet.party.spec import Bottom, Hiding, TabNet
 from tablepuppet.prep.encode.encode import encoded, sealed
 
 Array = NDArray[np.float64]

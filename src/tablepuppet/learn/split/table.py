@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tablepuppet.errors import PartyError, PrivacyError
+from tablepuppet.learn.specs import Bottom, Cnn, Hiding, Mlp, TabNet
 from tablepuppet.learn.split.bottoms import build
 from tablepuppet.learn.split.flat import FlatModule, check_size, seeded
 from tablepuppet.learn.split.hiding import draw_mask
@@ -22,7 +23,6 @@ from tablepuppet.learn.tables.layers import Dense, DenseRows
 from tablepuppet.learn.tables.network import need_torch
 from tablepuppet.learn.threads import one_thread
 from tablepuppet.party.allowance import check_memory, check_reply, check_time
-from tablepuppet.party.spec import Bottom, Cnn, Hiding, Mlp, TabNet
 from tablepuppet.prep.encode.encoded_table import EncodedTable
 
 if TYPE_CHECKING:

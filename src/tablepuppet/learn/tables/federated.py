@@ -6,7 +6,7 @@ Who holds which parameters is in holders.py; the party's ops are in ops.py.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,8 +14,9 @@ from numpy.typing import NDArray
 from tablepuppet.errors import PartyError
 from tablepuppet.learn.noise.plan import Noise
 from tablepuppet.learn.noise.predictions import calmed
+from tablepuppet.learn.specs import Spec
 from tablepuppet.learn.tables.holders import Holders
-from tablepuppet.learn.tables.model import TableModel, model_of
+from tablepuppet.learn.tables.model import TableModel
 from tablepuppet.learn.tables.over_shards import ShardSums
 from tablepuppet.learn.tables.parameters import first_parameters
 from tablepuppet.learn.tables.stored import KeptNoise
@@ -23,7 +24,6 @@ from tablepuppet.mapping.joined_rows import SCORES, Block, Column, JoinedRows
 from tablepuppet.mapping.table_mapping import Floats
 from tablepuppet.operators.client import Client
 from tablepuppet.operators.loj import LearningOverJoin
-from tablepuppet.party.spec import Spec
 from tablepuppet.prep.encode.encode import Encoding
 
 Array = NDArray[np.float64]
@@ -71,7 +71,7 @@ class FederatedModel(Holders):
 
     def table_model(self, alias: str) -> TableModel:
         """The model of a table."""
-        return model_of(self.spec, self.width(alias))
+        return cast(TableModel, self.spec.over(self.width(alias)))
 
     def _gradient_bound(self, alias: str, rows: Floats) -> float:
         """A rough bound of a table's gradient, if ``rows`` are the gradients by its predictions."""

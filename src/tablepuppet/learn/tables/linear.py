@@ -7,12 +7,27 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from tablepuppet.learn.specs import Spec
 from tablepuppet.party.allowance import check_memory
-from tablepuppet.party.spec import Linear
+from tablepuppet.party.arguments import Some
 from tablepuppet.prep.encode.encoded_table import EncodedTable
 from tablepuppet.privacy.clip import clipped
 
 Array = NDArray[np.float64]
+
+
+class Linear(Spec, frozen=True, tag_field="kind", tag="linear"):
+    """Predictions T theta, of a table's encoded rows T; no intercept."""
+
+    outputs: Some
+
+    def theta_shape(self, width: int) -> tuple[int, ...]:
+        """The shape of the parameters of a table with ``width`` encoded columns."""
+        return (width,) if self.outputs == 1 else (width, self.outputs)
+
+    def over(self, width: int) -> LinearTable:
+        """The model of a table with ``width`` encoded columns."""
+        return LinearTable(width, self.outputs)
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""The interface of every table's model; `model_of` creates the model that a spec describes.
+"""The interface of every table's model, which a spec is `over` the columns of a table (learn/specs.py).
 
 h are the predictions for base rows, Y (``row_gradients``) the gradient of the loss by them, per row and output, and J_r
 the derivative of row r's prediction by the parameters.
@@ -11,9 +11,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from tablepuppet.learn.tables.linear import LinearTable
-from tablepuppet.learn.tables.network import NetworkTable
-from tablepuppet.party.spec import AnySpec, Linear, Spec
+from tablepuppet.learn.specs import TableSpec
 from tablepuppet.prep.encode.encoded_table import EncodedTable
 
 Array = NDArray[np.float64]
@@ -40,7 +38,7 @@ class TableModel(Protocol):
     """The model of a table with a certain number of encoded columns."""
 
     @property
-    def spec(self) -> AnySpec:
+    def spec(self) -> TableSpec:
         """The spec that describes it."""
         ...
 
@@ -68,10 +66,3 @@ class TableModel(Protocol):
     def gradient_bound(self, theta: Array) -> float:
         """c such that |J_r^T Y_r| <= c |t_r| |Y_r| for every row t_r."""
         ...
-
-
-def model_of(spec: Spec, width: int) -> TableModel:
-    """The model of a table with ``width`` encoded columns; LearnError if it is too large."""
-    if isinstance(spec, Linear):
-        return LinearTable(width, spec.outputs)
-    return NetworkTable.over(width, spec.hidden, spec.outputs)

@@ -17,10 +17,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tablepuppet.errors import LearnError
+from tablepuppet.learn.specs import Spec
 from tablepuppet.learn.tables.layers import Dense, DenseRows
 from tablepuppet.learn.threads import one_thread
 from tablepuppet.party.allowance import check_memory, check_reply, check_time
-from tablepuppet.party.spec import Network
+from tablepuppet.party.arguments import Layers, Some
 from tablepuppet.prep.encode.encoded_table import EncodedTable, check_length
 
 if TYPE_CHECKING:
@@ -39,6 +40,22 @@ def need_torch() -> Any:
     except ImportError as error:
         raise LearnError("neural networks need torch: pip install 'tablepuppet[deep]'") from error
     return torch
+
+
+class Network(Spec, frozen=True, tag_field="kind", tag="network"):
+    """Tanh layers of the widths ``hidden``, then a linear output without bias."""
+
+    hidden: Layers
+    outputs: Some
+
+    def theta_shape(self, width: int) -> tuple[int, ...]:
+        """The same; the parameters of all layers are one vector."""
+        sizes = (width, *self.hidden, self.outputs)
+        return (sum((into + 1) * out for into, out in pairwise(sizes)) - self.outputs,)
+
+    def over(self, width: int) -> NetworkTable:
+        """The network of a table with ``width`` encoded columns; LearnError if it is too large."""
+        return NetworkTable.over(width, self.hidden, self.outputs)
 
 
 @dataclass(frozen=True)

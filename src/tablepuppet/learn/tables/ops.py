@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tablepuppet.errors import PartyError
-from tablepuppet.learn.tables.model import model_of
+from tablepuppet.learn.specs import Spec
 from tablepuppet.learn.tables.noisy import noisy_gradient, noisy_predictions
 from tablepuppet.learn.tables.parameters import (
     TableParameters,
@@ -27,7 +27,6 @@ from tablepuppet.party.local_table import LocalTable
 from tablepuppet.party.ops import Values, op
 from tablepuppet.party.release import Release
 from tablepuppet.party.returns import ASKED_IMAGE, IMAGE, THETA
-from tablepuppet.party.spec import Spec
 from tablepuppet.prep.encode.encode import encoded, encoded_for_noise, sealed
 
 Array = NDArray[np.float64]
@@ -89,7 +88,7 @@ def apply(
     ``exact``.
     """
     width = sealed(table, view, encoding).width
-    model = model_of(spec, width)
+    model = spec.over(width)
     _check_shape(theta, spec.theta_shape(width))
     if noise is None:
         data = encoded(table, view, encoding)
@@ -119,7 +118,7 @@ def gradient(
 ) -> Values:  # fmt: skip
     """A shard's summand of its table's gradient (Eq. 18); a linear model needs no parameters for it."""
     width = sealed(table, view, encoding).width
-    model, shape = model_of(spec, width), spec.theta_shape(width)
+    model, shape = spec.over(width), spec.theta_shape(width)
     theta = np.zeros(shape) if theta is None else theta
     _check_shape(theta, shape)
     if noise is None:

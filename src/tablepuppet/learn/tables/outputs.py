@@ -13,11 +13,11 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
+from tablepuppet.learn.specs import TableSpec
 from tablepuppet.mapping.joined_rows import SCORES, JoinedRows
 from tablepuppet.mapping.table_mapping import Floats
 from tablepuppet.operators.client import Client, Pending, Replies
 from tablepuppet.operators.lou import Instead, LearningOverUnion
-from tablepuppet.party.spec import AnySpec
 from tablepuppet.prep.encode.encode import Encoding
 
 Array = NDArray[np.float64]
@@ -43,7 +43,7 @@ class TableOutputs(ABC):
         """Tables that have parameters."""
 
     @abstractmethod
-    def spec_of(self, alias: str) -> AnySpec:
+    def spec_of(self, alias: str) -> TableSpec:
         """What the model of a table is."""
 
     @abstractmethod

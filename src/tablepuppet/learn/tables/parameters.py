@@ -15,9 +15,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tablepuppet.errors import PartyError
-from tablepuppet.learn.tables.model import TableModel, model_of
+from tablepuppet.learn.specs import Spec
+from tablepuppet.learn.tables.model import TableModel
 from tablepuppet.party.local_table import LocalTable
-from tablepuppet.party.spec import Spec
 
 Array = NDArray[np.float64]
 Memory = TypeVar("Memory")
@@ -74,7 +74,7 @@ def first_parameters(
 
     They do not depend on the rows.
     """
-    model = model_of(spec, width)
+    model = spec.over(width)
     theta = model.start(seed, alias, numbers)
     return TableParameters(model, model.rescaled(theta, 0.0) if zero else theta)
 
@@ -142,7 +142,8 @@ def parameters_for_predictions(table: LocalTable, model: str, width: int) -> Tab
     """The party's parameters of a model, from its stored parts if the model was loaded."""
     alias = table.snapshot.scan.alias
     if f"{model}/{alias}" not in table.models and (kept := table.shelf.get(model, alias)):
-        if not isinstance(kept.spec, Spec):
+        spec = kept.spec_of(Spec)
+        if spec is None:
             raise PartyError(f"party {table.grant.party!r}: this model has embeddings, not scores")
-        return TableParameters(model_of(kept.spec, width), kept.theta)
+        return TableParameters(spec.over(width), kept.theta)
     return parameters_of(table, model)

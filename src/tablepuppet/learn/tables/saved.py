@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from tablepuppet.errors import PrivacyError
 from tablepuppet.learn.noise.plan import Noise
 from tablepuppet.learn.noise.predictions import calmed
+from tablepuppet.learn.specs import Spec
 from tablepuppet.learn.tables.outputs import parties_of
 from tablepuppet.learn.tables.stored import KeptNoise, Stored
 from tablepuppet.mapping.joined_rows import SCORES
@@ -19,7 +20,6 @@ from tablepuppet.operators.client import Client
 from tablepuppet.operators.loj import LearningOverJoin
 from tablepuppet.operators.lou import LearningOverUnion
 from tablepuppet.party.added_noise import PredictionNoise
-from tablepuppet.party.spec import Spec
 from tablepuppet.prep.encode.encode import Encoding
 from tablepuppet.wire.engine import Engine
 

@@ -1,6 +1,8 @@
-"""The kind of a table's model as a Struct that is sent to parties, stored and shown; learn/tables/ computes with it.
+"""What the model of a table is, as a Struct that is sent to parties, stored and shown: two families of them.
 
-A model of another kind is another Struct here, with its class there.
+A model of another kind is another Struct of its family, with a tag of its own, in the file of the model: ops that take
+a family take all its members, and nothing else has to know them. Bottom networks, which torch computes (learn/split),
+are here.
 """
 
 from __future__ import annotations
@@ -8,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from itertools import pairwise
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import msgspec
 from msgspec import Meta
@@ -16,38 +18,49 @@ from msgspec import Meta
 from tablepuppet.party.arguments import Layers, Name, Some, SomeOrNone
 
 
-class Linear(msgspec.Struct, frozen=True, tag_field="kind", tag="linear"):
-    """Predictions T theta, of a table's encoded rows T; no intercept."""
+class TableSpec(msgspec.Struct, frozen=True):
+    """What the model of a table is: a Struct with a tag that is sent to parties, stored and shown."""
 
-    outputs: Some
+    @property
+    def outputs(self) -> int:
+        """Numbers per row: scores, or the width of an embedding."""
+        raise NotImplementedError
+
+    def theta_shape(self, width: int) -> tuple[int, ...] | None:
+        """The shape of the parameters of a table with ``width`` encoded columns; None if it is not known here."""
+        raise NotImplementedError
+
+
+class Spec(TableSpec, frozen=True):
+    """A model whose outputs are scores, one per number or class: released as PREDICTIONS.
+
+    Each kind is a Struct of this family beside the model that it is `over` a table (tables/linear.py,
+    tables/network.py); an op that takes a `Spec` takes them all.
+    """
 
     def theta_shape(self, width: int) -> tuple[int, ...]:
         """The shape of the parameters of a table with ``width`` encoded columns."""
-        return (width,) if self.outputs == 1 else (width, self.outputs)
+        raise NotImplementedError
 
-
-class Network(msgspec.Struct, frozen=True, tag_field="kind", tag="network"):
-    """Tanh layers of the widths ``hidden``, then a linear output without bias."""
-
-    hidden: Layers
-    outputs: Some
-
-    def theta_shape(self, width: int) -> tuple[int, ...]:
-        """The same; the parameters of all layers are one vector."""
-        sizes = (width, *self.hidden, self.outputs)
-        return (sum((into + 1) * out for into, out in pairwise(sizes)) - self.outputs,)
-
-
-Spec = Linear | Network
-"""Models whose outputs are scores, one per number or class: released as PREDICTIONS."""
+    def over(self, width: int) -> Any:
+        """The `TableModel` of a table with ``width`` encoded columns; LearnError if it is too large."""
+        raise NotImplementedError
 
 
 OWN_FIELDS = ("double", "pixels", "units", "part", "categories")  # fields of bottom networks that users do not give
 FIELD_NAMES = {"outputs": "embedding"}  # fields of bottom networks by the names that users give
 
 
-class BottomNetwork(msgspec.Struct, frozen=True):
-    """The network of a table below that of the coordinator; it is shown as `tp.bottom` makes it."""
+class Bottom(TableSpec, frozen=True):
+    """The network of a table below that of the coordinator, whose outputs are embeddings: released as EMBEDDINGS.
+
+    It is shown as `tp.bottom` makes it.
+    """
+
+    @property
+    def double(self) -> bool:
+        """Whether it is computed in double precision."""
+        raise NotImplementedError
 
     def __repr__(self) -> str:
         names = [name for name in self.__struct_fields__ if name not in OWN_FIELDS]
@@ -55,7 +68,7 @@ class BottomNetwork(msgspec.Struct, frozen=True):
         return f"tp.bottom.{self.__struct_config__.tag}({given})"
 
 
-class Mlp(BottomNetwork, frozen=True, tag_field="kind", tag="mlp"):
+class Mlp(Bottom, frozen=True, tag_field="kind", tag="mlp"):
     """Layers of the widths ``hidden``, each followed by the activation, then a linear layer to the embedding."""
 
     hidden: Layers
@@ -73,7 +86,7 @@ Pixels = Sequence[Annotated[int, Meta(ge=0, le=2**31)]]
 Units = Sequence[Annotated[float, Meta(ge=0.0, le=1e100)]]
 
 
-class Cnn(BottomNetwork, frozen=True, tag_field="kind", tag="cnn"):
+class Cnn(Bottom, frozen=True, tag_field="kind", tag="cnn"):
     """Convolutions of ``kernel`` by ``kernel`` over an image of ``shape``, then a linear layer to the embedding.
 
     Layers of the widths ``hidden``, each followed by ReLU, are between them.
@@ -110,7 +123,7 @@ CategoryCounts = Annotated[Sequence[Some], Meta(max_length=10_000)]
 """How many categories each categorical column has."""
 
 
-class TabNet(BottomNetwork, frozen=True, tag_field="kind", tag="tabnet"):
+class TabNet(Bottom, frozen=True, tag_field="kind", tag="tabnet"):
     """Batch norm over the columns, then a linear layer: the guest's part of TabVFL (papers: TabVFL, Fig. 3).
 
     With ``part`` above 0, another layer reconstructs the columns from ``part`` numbers, in pretraining. ``categories``
@@ -139,7 +152,7 @@ class Hiding(msgspec.Struct, frozen=True):
     offset: Annotated[int, Meta(ge=0, le=2**53)] = 0
 
 
-class Registered(BottomNetwork, frozen=True, tag_field="kind", tag="registered"):
+class Registered(Bottom, frozen=True, tag_field="kind", tag="registered"):
     """A torch module that the party's operator has registered under a name; the name is all that travels."""
 
     name: Name
@@ -149,8 +162,3 @@ class Registered(BottomNetwork, frozen=True, tag_field="kind", tag="registered")
     def theta_shape(self, width: int) -> None:
         """Only who has the module knows."""
         return None
-
-
-Bottom = Mlp | Cnn | TabNet | Registered
-"""Networks whose outputs are embeddings for a network at the coordinator: released as EMBEDDINGS."""
-AnySpec = Spec | Bottom
