@@ -27,10 +27,13 @@ from tablepuppet.learn.settings import COUNT, setting
 from tablepuppet.learn.solve.allowance import Cost, Costs, RoundAllowance
 from tablepuppet.learn.solve.schedule import Schedule
 from tablepuppet.learn.solve.sgd import Stochastic, descend_by_batches
+from tablepuppet.learn.specs import Spec
 from tablepuppet.learn.tables.federated import FederatedModel
-from tablepuppet.learn.tables.linear import Linear
+from tablepuppet.learn.tables.linear import Linear, LinearTable
 from tablepuppet.learn.tables.network import Network
 from tablepuppet.learn.tables.stored import Held
+from tablepuppet.party.arguments import Some
+from tablepuppet.prep.encode.encoded_table import EncodedTable
 from tablepuppet.relation import Relation
 from tests.relations import federation
 
@@ -136,6 +139,56 @@ def test_a_learner_with_a_spec_of_its_own(fed: tp.Federation, tmp_path: Path) ->
     again = tp.load(tmp_path / "deep", fed)
     assert again.get_params()["depth"] == 3
     np.testing.assert_allclose(again.predict(relation), model.predict(relation), rtol=1e-12)
+
+
+class Squares(Spec, frozen=True, tag_field="kind", tag="squares"):
+    """A table model of another kind: the squares of a table's numbers, times parameters."""
+
+    outputs: Some
+
+    def theta_shape(self, width: int) -> tuple[int, ...]:
+        return Linear(self.outputs).theta_shape(width)
+
+    def over(self, width: int) -> SquaresTable:
+        return SquaresTable(width, self.outputs)
+
+
+class SquaresTable(LinearTable):
+    """What parties compute."""
+
+    @property
+    def spec(self) -> Any:
+        return Squares(self.outputs)
+
+    def predict(self, theta: NDArray[Any], table: EncodedTable) -> NDArray[Any]:
+        return super().predict(theta, squared(table))
+
+    def pull_back(self, theta: NDArray[Any], table: EncodedTable, row_gradients: NDArray[Any]) -> NDArray[Any]:
+        return super().pull_back(theta, squared(table), row_gradients)
+
+
+def squared(table: EncodedTable) -> EncodedTable:
+    return EncodedTable(table.dense**2, table.codes, table.sizes)
+
+
+def test_a_learner_with_a_table_model_of_its_own(fed: tp.Federation, tmp_path: Path) -> None:
+    """A spec and its model in one file: ops of predictions, gradients and saving take them as their own."""
+
+    @learner
+    class SquaresRegressor(Regressor, NetworkLearner):
+        """Least squares on squares."""
+
+        def spec(self, outputs: int) -> Any:
+            return Squares(outputs)
+
+    relation = fed.sql(f"SELECT v.x, p.age, v.x * v.x AS score {JOIN}", label="score")
+    model: Any = SquaresRegressor(solver="lbfgs", rounds=200, tol=1e-12, l2=0.0)
+    model.fit(relation).save(tmp_path / "squares")
+    again = tp.load(tmp_path / "squares", fed)
+    np.testing.assert_allclose(again.predict(relation), model.predict(relation), rtol=1e-12)
+    pooled = np.column_stack([relation.matrix().times(np.eye(2)) ** 2, np.ones(len(relation))])
+    left = np.linalg.lstsq(pooled, relation.label(), rcond=None)[1][0]
+    np.testing.assert_allclose(((relation.label() - model.predict(relation)) ** 2).sum(), left, rtol=1e-6)
 
 
 def falling_regressor() -> type[Regressor]:
