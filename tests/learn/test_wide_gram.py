@@ -14,7 +14,7 @@ from sklearn.linear_model import LogisticRegression, Ridge
 from sklearn.preprocessing import OneHotEncoder
 
 import tablepuppet as tp
-from tablepuppet.learn.linear.wide_gram import WIDE, WideGram
+from tablepuppet.learn.linear.wide_gram import WIDE, FewRows, WideGram, wide_gram
 from tablepuppet.prep.encode.encoded_table import EncodedTable
 from tests.relations import federation
 
@@ -35,7 +35,7 @@ def test_solutions_are_those_of_the_matrix(shape: tuple[int, ...], l2: float) ->
     data, counts = encoded(rng, 3_000, *shape), rng.integers(1, 4, 3_000).astype(np.float64)
     joined = counts.sum()
     means = data.transposed_times(counts) / joined
-    wide = WideGram.of(data, counts, joined, means)
+    wide = wide_gram(data, counts, joined, means)
     centred = data.gram(counts) / joined - np.outer(means, means)
     np.testing.assert_allclose(wide.centred(), centred, 0, 1e-12)
     gradient, curvatures = centred @ rng.normal(size=(data.width, 3)), np.array([1.0, 0.2, 0.03])
@@ -52,7 +52,7 @@ def test_dependent_tables_have_eigenvectors() -> None:
     column = rng.normal(size=(100, 1))
     twice = np.repeat(column, WIDE, axis=1)
     data = EncodedTable(twice, (), ())
-    wide = WideGram.of(data, np.ones(100), 100.0, twice.mean(axis=0))
+    wide = wide_gram(data, np.ones(100), 100.0, twice.mean(axis=0))
     assert wide.solve(rng.normal(size=(WIDE, 1)), np.ones(1), 0.0) is None
 
 

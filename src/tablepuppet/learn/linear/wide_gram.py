@@ -231,11 +231,13 @@ def _alike(curvature: float) -> float:
 
 
 def _cholesky(matrix: Array, more: float) -> Array | None:
-    """The Cholesky factor of a matrix with more on its diagonal; None if it is singular."""
+    """The Cholesky factor of a matrix with more on its diagonal; None if it is singular. Its upper half is no zeros."""
+    from scipy.linalg import cho_factor  # numpy's copies more, and wide matrices take long to copy
+
     diagonal = matrix.diagonal().copy()
     np.fill_diagonal(matrix, diagonal + more)
     try:
-        return np.asarray(np.linalg.cholesky(matrix), np.float64)
+        return np.asarray(cho_factor(matrix.T, lower=True, check_finite=False)[0], np.float64)
     except np.linalg.LinAlgError:
         return None
     finally:
@@ -244,7 +246,6 @@ def _cholesky(matrix: Array, more: float) -> Array | None:
 
 def _twice_solved(lower: Array, values: Array) -> Array:
     """(L L^T)^-1 values."""
-    from scipy.linalg import solve_triangular
+    from scipy.linalg import cho_solve
 
-    half = solve_triangular(lower, values, lower=True, check_finite=False)
-    return np.asarray(solve_triangular(lower, half, lower=True, trans="T", check_finite=False))
+    return np.asarray(cho_solve((lower, True), values, check_finite=False))
