@@ -198,10 +198,8 @@ def _squares(data: EncodedTable, weights: Array) -> Array:
     return np.concatenate([squares, *counted])
 
 
-def _conjugate_gradients(
-    gradient: Array, diagonal: Array, times: Product, prepare: Product | None
-) -> Array | None:  # fmt: skip
-    """p with ``times`` (p) = gradient, (width, k), where ``diagonal`` is that of the matrix; None if it is not found."""
+def _conjugate_gradients(gradient: Array, diagonal: Array, times: Product, prepare: Product | None) -> Array | None:
+    """p with ``times`` (p) = gradient, (width, k), for a matrix with this diagonal; None if steps do not arrive."""
     scale = np.where(diagonal > 0, 1 / np.sqrt(np.where(diagonal > 0, diagonal, 1.0)), 0.0)
     if gradient[scale == 0].any():  # without a penalty, columns that do not vary say nothing
         return None

@@ -59,7 +59,9 @@ def number_ids(table: LocalTable, view: str, columns: Sequence[str]) -> Values:
 def _names_rows(table: LocalTable, view: str, name: str, firsts: NDArray[np.bool_]) -> bool:
     values, present = released_numbers(table, view, name)
     some = values[:FEW]
-    if not np.array_equal(some, np.floor(some)) or not present.all():  # of most columns that are no ids, a few are enough
+    if (
+        not np.array_equal(some, np.floor(some)) or not present.all()
+    ):  # of most columns that are no ids, a few are enough
         return False
     low, high = values.min(), values.max()
     rounded = 2 * np.spacing(max(abs(low), abs(high)))

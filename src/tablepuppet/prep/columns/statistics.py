@@ -360,8 +360,8 @@ def merge_all_numbers(shards: Sequence[NDArray[np.float64]], columns: int) -> li
         m3 = np.sum(third + 3 * away * second + weights * away**3, axis=0)
         m4 = np.sum(fourth + 4 * away * third + 6 * away**2 * second + weights * away**4, axis=0)
     found = np.stack([count, origin + shift, m2, odd, rows, ends[0].min(axis=0), ends[1].max(axis=0), m3, m4])
-    nowhere = ~has.any(axis=0)
-    found[np.ix_([1, 2, 5, 6, 7, 8], nowhere)] = math.nan
+    is_known = np.array([True, False, False, True, True, False, False, False, False])  # of a column without a value
+    found[np.outer(~is_known, ~has.any(axis=0))] = math.nan
     return [NumberSummary(*each) for each in found.T.tolist()]
 
 
