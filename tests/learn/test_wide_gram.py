@@ -14,7 +14,7 @@ from sklearn.linear_model import LogisticRegression, Ridge
 from sklearn.preprocessing import OneHotEncoder
 
 import tablepuppet as tp
-from tablepuppet.learn.linear.wide_gram import WIDE, WideGram
+from tablepuppet.learn.linear.wide_gram import WIDE, FewRows, wide_gram
 from tablepuppet.prep.encode.encoded_table import EncodedTable
 from tests.relations import federation
 
@@ -35,7 +35,7 @@ def test_solutions_are_those_of_the_matrix(shape: tuple[int, ...], l2: float) ->
     data, counts = encoded(rng, 3_000, *shape), rng.integers(1, 4, 3_000).astype(np.float64)
     joined = counts.sum()
     means = data.transposed_times(counts) / joined
-    wide = WideGram.of(data, counts, joined, means)
+    wide = wide_gram(data, counts, joined, means)
     centred = data.gram(counts) / joined - np.outer(means, means)
     np.testing.assert_allclose(wide.centred(), centred, 0, 1e-12)
     gradient, curvatures = centred @ rng.normal(size=(data.width, 3)), np.array([1.0, 0.2, 0.03])
@@ -46,13 +46,56 @@ def test_solutions_are_those_of_the_matrix(shape: tuple[int, ...], l2: float) ->
         np.testing.assert_allclose(found[:, place], expected, 0, 1e-5 * np.abs(expected).max())
 
 
+@pytest.mark.parametrize(("rows", "shape"), [(300, (700,)), (120, (500, 30, 40)), (599, (600,))])
+@pytest.mark.parametrize("l2", [1e-6, 0.1])
+def test_few_rows_are_solved_through_their_products(
+    rows: int, shape: tuple[int, ...], l2: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a table with fewer rows than columns no Gram matrix is made, whatever the means; solutions are its own."""
+    rng = np.random.default_rng(0)
+    data, counts = encoded(rng, rows, *shape), rng.integers(1, 4, rows).astype(np.float64)
+    data.dense[:, 0] *= 1e-3
+    data.dense[:, 1] += 1e6
+    joined = counts.sum()
+    means = data.transposed_times(counts) / joined
+    centred = data.gram(counts, means) / joined
+    gradient, curvatures = centred @ rng.normal(size=(data.width, 3)), np.array([1.0, 0.2, 0.03])
+    with monkeypatch.context() as patched:
+        patched.setattr(EncodedTable, "gram", None)
+        wide = wide_gram(data, counts, joined, means)
+        assert isinstance(wide, FewRows)
+        found = wide.solve(gradient, curvatures, l2)
+        assert found is not None
+        assert wide.solve(gradient, curvatures, 0.0) is None  # there is more than one
+    np.testing.assert_allclose(wide.centred(), centred, 0, 1e-10)
+    np.testing.assert_allclose(wide.diagonal, np.diag(centred), 1e-9, 1e-12)
+    for place, curvature in enumerate(curvatures):
+        left = curvature * (centred @ found[:, place]) + l2 * found[:, place] - gradient[:, place]
+        assert np.linalg.norm(left) <= 1e-8 * np.linalg.norm(gradient[:, place])
+
+
+@pytest.mark.parametrize("l2", [1e-4, 0.0])
+def test_models_of_few_rows_are_those_of_the_join(tmp_path: Path, l2: float) -> None:
+    """A linear model of 200 rows and 600 numbers has the predictions of scikit-learn, also without a penalty."""
+    rng = np.random.default_rng(2)
+    x = rng.normal(size=(200, 600)) + 5.0
+    y = x[:, :3].sum(axis=1) + rng.normal(size=200)
+    names = [f"x{place}" for place in range(600)]
+    table = pa.table({name: x[:, place] for place, name in enumerate(names)} | {"y": y})
+    relation = federation(tmp_path, {"p": {"wide": table}}).sql(f"SELECT {', '.join(names)}, y FROM wide", label="y")
+    model = tp.LinearRegression(l2=l2).fit(relation)
+    scaled = (x - x.mean(axis=0)) / x.std(axis=0)
+    expected = Ridge(alpha=l2 * 200).fit(scaled, y).predict(scaled) if l2 else y
+    np.testing.assert_allclose(np.asarray(model.predict(relation)), expected, 0, 1e-7)
+
+
 def test_dependent_tables_have_eigenvectors() -> None:
     """A narrow table is not solved by steps; of equal columns without a penalty there is no solution by steps."""
     rng = np.random.default_rng(0)
     column = rng.normal(size=(100, 1))
     twice = np.repeat(column, WIDE, axis=1)
     data = EncodedTable(twice, (), ())
-    wide = WideGram.of(data, np.ones(100), 100.0, twice.mean(axis=0))
+    wide = wide_gram(data, np.ones(100), 100.0, twice.mean(axis=0))
     assert wide.solve(rng.normal(size=(WIDE, 1)), np.ones(1), 0.0) is None
 
 

@@ -967,3 +967,16 @@ def test_spilling() -> None:
         connection.execute("CREATE TEMP TABLE t AS SELECT hash(range) AS a, hash(-range) AS b FROM range(10_000_000)")
         assert list(Path(spill).iterdir())
     assert not Path(spill).exists()
+
+
+def test_only_what_is_of_another_type_is_cast(tmp_path: Path) -> None:
+    """Numbers of the asked type are read as they are stored; other numbers, and texts stored as ENUM, are cast."""
+    with duckdb.connect(str(tmp_path / "t.duckdb")) as connection:
+        connection.execute("CREATE TABLE t (x DOUBLE, n INTEGER, e ENUM ('b', 'a'))")
+        connection.execute("INSERT INTO t VALUES (0.5, 3, 'a')")
+    with open_database("shop", f"duckdb://{tmp_path / 't.duckdb'}").reader() as reader:
+        source = reader.source("t", {"x": "DOUBLE", "n": "BIGINT", "e": "VARCHAR"})
+        assert 'CAST("x"' not in source.sql
+        table = source.connection.sql(f"SELECT x, n, e FROM {source.sql}").to_arrow_table()
+    assert table.schema.types == [pa.float64(), pa.int64(), pa.string()]
+    assert table.to_pylist() == [{"x": 0.5, "n": 3, "e": "a"}]

@@ -18,6 +18,7 @@ from hypothesis import HealthCheck, given, settings
 
 import tablepuppet as tp
 from tablepuppet.federation import PartyEntry
+from tablepuppet.prep.columns.statistics import merge_all_numbers
 from tablepuppet.prep.explore import describe as describe_module
 from tablepuppet.runs.figures import metric
 from tests.party.policed import federation as policed
@@ -293,3 +294,24 @@ def test_what_rounds_to_zero_has_no_sign(tmp_path: Path) -> None:
     assert -0.05 < relation.correlation()["a", "b"] < 0.05
     assert "-0.0<" not in relation.profile()._repr_html_()
     assert metric("r2", -1e-7) == "0.0000"
+
+
+def test_sums_of_shards_are_merged_column_by_column() -> None:
+    """Sums of many columns are merged at once: each as if it were alone, whichever shards have values of it."""
+    rng = np.random.default_rng(0)
+    shards = np.abs(rng.normal(size=(3, 4, 10)))
+    shards[:, :, 0] = [[5, 0, 0, 7], [4, 2, 0, 1], [3, 9, 0, 2]]  # rows with a value
+    shards[1, 3, 1:4] = np.nan  # of values that are not finite there is no mean
+    shards[0, 0, 6:8] = np.nan  # of a column that is not public there are no ends
+    found = merge_all_numbers(list(shards), 4)
+    assert [each.count for each in found] == [12.0, 11.0, 0.0, 10.0]
+    for column, each in enumerate(found):
+        weights, means, rests, second = shards[:, column, :4].T
+        some = weights > 0
+        centre = np.average((means + rests)[some], weights=weights[some]) if some.any() else math.nan
+        squares = np.sum((second + weights * (means + rests - centre) ** 2)[some]) if some.any() else math.nan
+        ends = [shards[some, column, 6].min(initial=np.inf), shards[some, column, 7].max(initial=-np.inf)]
+        expected = [centre, squares, *(ends if some.any() else [math.nan] * 2)]
+        np.testing.assert_allclose([each.mean, each.squares, each.minimum, each.maximum], expected, 1e-12)
+        assert (each.not_finite, each.rows) == pytest.approx(tuple(shards[:, column, 4:6].sum(axis=0)))
+    assert merge_all_numbers([], 2)[1].count == 0.0

@@ -127,3 +127,18 @@ def test_text_and_html_show_every_table() -> None:
     html = catalog._repr_html_()
     assert html.count("<tr>") == 4
     assert all(f">{cell}<" in html for cell in ("cards", "east", "3,000", "INTEGER", "id, year", "the same"))
+
+
+def test_shards_agree_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However often a table is asked for, the types of its columns are compared once for the same shards."""
+    compared = list[list[str]]()
+
+    def widest(types: list[str]) -> str:
+        compared.append(types)
+        return types[-1]
+
+    monkeypatch.setattr("tablepuppet.sql.catalog.widest", widest)
+    catalog = two({"id": "INTEGER"}, {"id": "BIGINT"})
+    assert catalog.table("cards") is catalog.table("CARDS", ["east", "west"])
+    assert compared == [["INTEGER", "BIGINT"]]
+    assert catalog.table("cards", ["east"]).columns == {"id": "INTEGER"}

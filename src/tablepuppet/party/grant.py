@@ -41,6 +41,10 @@ class Output:
     rule: ColumnRule
 
 
+ANYTHING = Output((), ColumnRule())
+"""Every expression over a table of which nothing is forbidden: one object, however many are selected."""
+
+
 @dataclass(frozen=True)
 class Grant:
     """What one caller may do with one table of a session."""
@@ -65,6 +69,10 @@ class Grant:
         outputs = {name: grant._output(text, Use.FEATURE | Use.LABEL) for name, text in scan.outputs.items()}
         return replace(grant, outputs=outputs)
 
+    @cached_property
+    def _forbids_nothing(self) -> bool:
+        return not self.rules.columns and self.rules.others == ColumnRule()
+
     def _check_published(self, columns: Iterable[str]) -> None:
         hidden = [name for name in columns if self.rules.column(name) is None]
         if hidden:
@@ -72,11 +80,10 @@ class Grant:
 
     def _output(self, text: str, use: Use) -> Output:
         """An expression of a scan; PrivacyError unless the columns that it reads may be used so."""
-        if not self.rules.columns and self.rules.others == ColumnRule():  # nothing is forbidden: no need to parse
-            columns: tuple[str, ...] = ()
-        else:
-            check_time()
-            columns = columns_of(text)
+        if self._forbids_nothing:  # no need to parse
+            return ANYTHING
+        check_time()
+        columns = columns_of(text)
         self._check_published(columns)
         for name in columns:
             rule = self.rules.column(name)
@@ -159,9 +166,12 @@ class Grant:
         self._check_table(op)
         for name in self._fields(op, arguments):
             self._hold(op, self.rules.column(name), [name])
+        held: Output | None = None
         for name in self._involved(op, arguments):
             output = self.outputs[name]
-            self._hold(op, output.rule, self._strictest(output))
+            if output is not held:
+                self._hold(op, output.rule, self._strictest(output))
+                held = output
         if op.releases & Release.COLUMNS and not self.rules.cross_statistics:
             reason = "is not sent, one number per row, for statistics across tables"
             raise self.refusal("cross_statistics", reason, self._involved(op, arguments)[:1])

@@ -65,8 +65,9 @@ class Reached:
 
     def cells(self, *, noisy: bool) -> None:
         """Cells of the op's own table: the guard has allowed that."""
-        if self._own is not None:
-            self._come_from([Origin(self._own, noisy)])
+        if self._own is None or any(each.scan is self._own and (noisy or not each.noisy) for each in self.origins):
+            return  # they are known to be seen: this runs for every column
+        self._come_from([Origin(self._own, noisy)])
 
     def kept(self, origins: Origins) -> None:
         """Something that was kept; PrivacyError unless all that it comes from allows the op."""

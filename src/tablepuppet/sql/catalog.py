@@ -121,6 +121,7 @@ class Catalog(TableResult):
     def __init__(self, shards: Iterable[Shard], refusals: Mapping[str, TablePuppetError] = MappingProxyType({})):
         self._refusals = dict(refusals)
         self._shards: dict[str, list[Shard]] = {}  # by the table's name in lower case
+        self._agreed: dict[tuple[str, frozenset[str]], VerticalTable] = {}  # what `table` found, by name and parties
         for shard in shards:
             self._shards.setdefault(shard.name.lower(), []).append(shard)
 
@@ -165,6 +166,13 @@ class Catalog(TableResult):
             refused = "".join(f"; {why}" for why in self.refusals.values())
             raise CatalogError(f"no party publishes a table {name!r}{known}{refused}")
         wanted = {shard.party for shard in published} if None in parties else set(filter(None, parties))
+        known_as = name.lower(), frozenset(wanted)
+        if known_as not in self._agreed:
+            self._agreed[known_as] = self._agreed_table(name, published, wanted)
+        return self._agreed[known_as]
+
+    def _agreed_table(self, name: str, published: list[Shard], wanted: set[str]) -> VerticalTable:
+        """The vertical table over the shards of some parties; CatalogError if one has none, or they do not agree."""
         shards = [shard for shard in published if shard.party in wanted]
         missing = wanted - {shard.party for shard in shards}
         if missing:

@@ -11,6 +11,7 @@ import re
 from collections.abc import Iterable
 from datetime import date
 from enum import Enum
+from functools import lru_cache
 
 
 class Family(Enum):
@@ -72,6 +73,7 @@ KEY_LIKE = frozenset(Family) - {Family.FLOAT, Family.OTHER}
 """Families whose values can be joined and counted as distinct."""
 
 
+@lru_cache(maxsize=256)  # asked for every column again and again; texts of ENUMs may be long
 def family(type_name: str) -> Family:
     """The family of a DuckDB type.
 

@@ -36,7 +36,7 @@ from tablepuppet.learn.linear.ridge import (
     ridge_parameters,
     wide_ridge_parameters,
 )
-from tablepuppet.learn.linear.wide_gram import WIDE, WideGram
+from tablepuppet.learn.linear.wide_gram import WIDE, wide_gram
 from tablepuppet.learn.tables.linear import Linear, LinearRows
 from tablepuppet.learn.tables.noisy import noisy_gradient, noisy_predictions
 from tablepuppet.learn.tables.ops import on_wire
@@ -73,14 +73,13 @@ def start(
     if noise is None:
         data, counts = encoded(table, view, encoding), joined_counts(table, view)
         means = data.transposed_times(counts) / joined_rows
-        numbers = data.dense.shape[1]
-        centres = np.append(means[:numbers], np.zeros(data.width - numbers))
         if data.width < WIDE:
+            numbers = data.dense.shape[1]
+            centres = np.append(means[:numbers], np.zeros(data.width - numbers))
             gram = data.gram(counts, centres) / joined_rows
             part = ridge_parameters(gram, means - centres, means, spec.outputs, l2)
         else:
-            wide = WideGram.of(data.centred(means[:numbers]), counts, joined_rows, means - centres)
-            part = wide_ridge_parameters(wide, means, spec.outputs)
+            part = wide_ridge_parameters(wide_gram(data, counts, joined_rows, means), means, spec.outputs)
     else:
         hidden = encoded_for_noise(table, view, encoding)
         gram = noisy_gram(table, hidden, noise)

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tablepuppet.errors import PartyError
-from tablepuppet.learn.linear.wide_gram import WIDE, WideGram
+from tablepuppet.learn.linear.wide_gram import WIDE, Wide, WideGram
 from tablepuppet.learn.tables.linear import LinearTable
 from tablepuppet.learn.tables.parameters import TableParameters
 
@@ -39,7 +39,7 @@ class Ridge:
     direction: Array
     scale: Array | None = None  # (width,)
     sizes: Array | None = None  # (width,) root mean squares of the columns; None: not known
-    wide: WideGram | None = None  # the Gram matrix, while its eigenvectors are not needed
+    wide: Wide | None = None  # the Gram matrix, while its eigenvectors are not needed
     left: float = field(default=0.0, init=False)  # decrease that the gradient promises where nothing is inverted
     steps: list[Array] = field(default_factory=list, init=False)  # the newest first
 
@@ -227,7 +227,7 @@ def column_scale(variances: Array, l2: float) -> Array | None:
     return np.sqrt(np.where(sizes > 0, sizes, 1.0))
 
 
-def wide_ridge_parameters(gram: WideGram, means: Array, outputs: int) -> TableParameters:
+def wide_ridge_parameters(gram: Wide, means: Array, outputs: int) -> TableParameters:
     """The same for a wide table, whose eigenvectors are computed only if they are needed."""
     part = _zeros(len(means), outputs, gram.diagonal, None, means, sizes=_sizes(gram.diagonal, means))
     part.remembered(Ridge).wide = gram

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from tablepuppet.errors import PartyError
 from tablepuppet.party.database import POSITION
-from tablepuppet.sql.types import holds
+from tablepuppet.sql.types import Family, family, holds
 
 _PLAIN_TYPE = re.compile(r"[A-Z][A-Z0-9_ ]*(\(\d+, ?\d+\))?")
 
@@ -36,8 +36,13 @@ class AskedColumn:
     declared: str  # the table's type, as a DuckDB type
 
     def cast(self, expression: str) -> str:
-        """``expression``, which holds the stored column, as an item of a DuckDB SELECT list."""
-        return f"CAST({expression} AS {self.type}) AS {identifier(self.name)}"
+        """``expression``, which holds the stored column, as an item of a DuckDB SELECT list.
+
+        A number of the asked type is not cast: DuckDB binds each cast of a wide table several times. Of texts and times
+        there are stored types that are declared as others.
+        """
+        is_cast = self.type != self.declared or family(self.type) not in (Family.INTEGER, Family.FLOAT)
+        return f"{f'CAST({expression} AS {self.type})' if is_cast else expression} AS {identifier(self.name)}"
 
 
 def identifier(name: str) -> str:

@@ -23,6 +23,7 @@ from tablepuppet.sql.query import OutputColumn
 from tablepuppet.sql.types import Family, family
 
 ID_ROWS, ID_SHARE = 50, 0.95  # text with more distinct values than this share of its base rows is an id, not a category
+FEW = 64  # values that are looked at before all of them
 ID_HELP = f"{ID_SHARE:.0%} or more of its rows have a value of their own; list it in categorical to keep it"
 NUMBERED = (Family.INTEGER, Family.DECIMAL, Family.FLOAT)  # families in which ids are kept
 
@@ -57,7 +58,10 @@ def number_ids(table: LocalTable, view: str, columns: Sequence[str]) -> Values:
 
 def _names_rows(table: LocalTable, view: str, name: str, firsts: NDArray[np.bool_]) -> bool:
     values, present = released_numbers(table, view, name)
-    if not present.all():
+    some = values[:FEW]
+    if (
+        not np.array_equal(some, np.floor(some)) or not present.all()
+    ):  # of most columns that are no ids, a few are enough
         return False
     low, high = values.min(), values.max()
     rounded = 2 * np.spacing(max(abs(low), abs(high)))
@@ -79,12 +83,13 @@ class NumberIds:
 
     def read(self) -> frozenset[str]:
         """Their names: columns that every shard of their table with many rows says it of."""
-        aliases = {column.name: alias for alias, listed in self._asked.by_alias.items() for column in listed}
-        return frozenset(name for name, found in self._asked.read("ids").items() if self._all(aliases[name], found))
-
-    def _all(self, alias: str, found: Sequence[bool]) -> bool:
-        many = [len(shard.row_ids) >= ID_ROWS for shard in self._client.shards(alias)]
-        return any(many) and all(said for said, counts in zip(found, many, strict=True) if counts)
+        found = set[str]()
+        for alias, listed, replies in self._asked.by_table("ids"):
+            many = [len(shard.row_ids) >= ID_ROWS for shard in self._client.shards(alias)]
+            if any(many):
+                said = np.all([reply for reply, counts in zip(replies, many, strict=True) if counts], axis=0)
+                found.update(column.name for column, is_id_ in zip(listed, said.tolist(), strict=True) if is_id_)
+        return frozenset(found)
 
 
 def about_id(column: OutputColumn) -> str:

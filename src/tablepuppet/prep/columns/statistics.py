@@ -8,7 +8,7 @@ are counted under digests, so that no text leaves a party.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -129,8 +129,9 @@ def released_numbers(table: LocalTable, view: str, name: str) -> tuple[NDArray[n
 
 def shown(table: LocalTable, view: str, present: NDArray[np.bool_]) -> NDArray[np.bool_]:
     """Which rows have a number, for statistics; none has if fewer than ``min_group`` different rows have."""
-    enough = table.grant.is_group(rows_of(table.view(view), present))
-    return present if enough else np.zeros_like(present)
+    if table.grant.rules.min_group <= 1 or table.grant.is_group(rows_of(table.view(view), present)):
+        return present
+    return np.zeros_like(present)
 
 
 def present_numbers(table: LocalTable, view: str, name: str) -> tuple[NDArray[np.float64], NDArray[np.float64], int]:
@@ -305,12 +306,17 @@ class AskedColumns:
 
     def read(self, value: str) -> dict[str, list[Any]]:
         """By name of a column: what each shard has returned of it."""
-        replies = self.replies.read()
         return {
-            column.name: [reply[value][place] for reply in replies[alias]]
-            for alias, listed in self.by_alias.items()
+            column.name: [reply[place] for reply in replies]
+            for _, listed, replies in self.by_table(value)
             for place, column in enumerate(listed)
         }
+
+    def by_table(self, value: str) -> Iterator[tuple[str, list[OutputColumn], list[Any]]]:
+        """The alias of each table, its columns, and what each shard has returned of all of them."""
+        replies = self.replies.read()
+        for alias, listed in self.by_alias.items():
+            yield alias, listed, [reply[value] for reply in replies[alias]]
 
 
 class NumberStatistics:
@@ -322,27 +328,41 @@ class NumberStatistics:
 
     def read(self) -> dict[str, NumberSummary]:
         """By column."""
-        return {name: merge_numbers(shards) for name, shards in self._asked.read("sums").items()}
+        return {
+            column.name: summary
+            for _, listed, shards in self._asked.by_table("sums")
+            for column, summary in zip(listed, merge_all_numbers(shards, len(listed)), strict=True)
+        }
 
 
 def merge_numbers(shards: Sequence[NDArray[np.float64]]) -> NumberSummary:
     """Statistics of a column from those of its shards."""
-    sums = np.full((len(shards), SUMS + SHAPE), math.nan)
-    for line, each in zip(sums, shards, strict=True):
-        line[: len(each)] = each
-    odd, rows, some = float(sums[:, 4].sum()), float(sums[:, 5].sum()), sums[sums[:, 0] > 0]
-    if not len(some):
-        return NumberSummary(0.0, math.nan, math.nan, odd, rows, math.nan, math.nan)
-    weights, means, rests, second, _, _, lows, highs, third, fourth = some.T
-    count, origin = float(weights.sum()), means[0]
-    with np.errstate(over="ignore", invalid="ignore"):
-        means = (means - origin) + rests  # from the first shard's mean: none of their digits is lost
-        shift = float(weights @ means) / count
-        away = means - shift
-        m2 = float(second.sum() + weights @ away**2)
-        m3 = float(np.sum(third + 3 * away * second + weights * away**3))
-        m4 = float(np.sum(fourth + 4 * away * third + 6 * away**2 * second + weights * away**4))
-    return NumberSummary(count, float(origin + shift), m2, odd, rows, float(lows.min()), float(highs.max()), m3, m4)
+    return merge_all_numbers([each[None] for each in shards], 1)[0]
+
+
+def merge_all_numbers(shards: Sequence[NDArray[np.float64]], columns: int) -> list[NumberSummary]:
+    """Statistics of the columns of a table from those of its shards, (columns, sums) each; all columns at once."""
+    if not shards:
+        return [NumberSummary(0.0, math.nan, math.nan, 0.0, 0.0, math.nan, math.nan)] * columns
+    sums = np.full((len(shards), columns, SUMS + SHAPE), math.nan)
+    for all_, each in zip(sums, shards, strict=True):
+        all_[:, : each.shape[1]] = each
+    odd, rows, has = sums[:, :, 4].sum(axis=0), sums[:, :, 5].sum(axis=0), sums[:, :, 0] > 0
+    ends = [np.where(has, sums[:, :, place], empty) for place, empty in ((6, math.inf), (7, -math.inf))]
+    sums[~has] = 0.0
+    weights, means, rests, second, _, _, _, _, third, fourth = np.moveaxis(sums, 2, 0)  # (shards, columns)
+    count, origin = weights.sum(axis=0), means[has.argmax(axis=0), np.arange(means.shape[1])]
+    with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
+        means = np.where(has, (means - origin) + rests, 0.0)  # from a shard's mean: none of their digits is lost
+        shift = np.sum(weights * means, axis=0) / count
+        away = np.where(has, means - shift, 0.0)
+        m2 = np.sum(second + weights * away**2, axis=0)
+        m3 = np.sum(third + 3 * away * second + weights * away**3, axis=0)
+        m4 = np.sum(fourth + 4 * away * third + 6 * away**2 * second + weights * away**4, axis=0)
+    found = np.stack([count, origin + shift, m2, odd, rows, ends[0].min(axis=0), ends[1].max(axis=0), m3, m4])
+    is_known = np.array([True, False, False, True, True, False, False, False, False])  # of a column without a value
+    found[np.outer(~is_known, ~has.any(axis=0))] = math.nan
+    return [NumberSummary(*each) for each in found.T.tolist()]
 
 
 class CategoryStatistics:

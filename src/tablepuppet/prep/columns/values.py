@@ -15,6 +15,7 @@ _NUMBERS = (
     pa.types.is_boolean, pa.types.is_integer, pa.types.is_floating, pa.types.is_decimal, pa.types.is_date,
     pa.types.is_timestamp, pa.types.is_null,
 )  # fmt: skip
+_FLOAT = pa.float64()
 EXACT, MOST_SCALE = 1 << 53, 22  # whole numbers below, and powers of ten up to, that float64 has exactly
 _PER_DAY = {"s": 86_400, "ms": 86_400_000, "us": 86_400_000_000, "ns": 86_400_000_000_000}
 
@@ -27,6 +28,8 @@ def numbers(column: pa.ChunkedArray) -> tuple[NDArray[np.float64], NDArray[np.bo
     >>> numbers(pa.chunked_array([pa.array([True, None])]))[0].tolist()
     [1.0, 0.0]
     """
+    if column.type == _FLOAT and not column.null_count:
+        return column.to_numpy(), np.ones(len(column), bool)
     scale, infinity = 1.0, math.inf
     if not any(is_kind(column.type) for is_kind in _NUMBERS):
         raise PartyError(

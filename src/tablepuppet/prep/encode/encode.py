@@ -27,12 +27,13 @@ from tablepuppet.party.local_table import LocalTable, RelationRows
 from tablepuppet.party.ops import Values, op
 from tablepuppet.party.policy import Use
 from tablepuppet.party.release import Release
+from tablepuppet.pieces import pieces
 from tablepuppet.prep.columns.category_names import CategoryNames, Coded
 from tablepuppet.prep.columns.selected import is_public
 from tablepuppet.prep.columns.statistics import KeyFamily, check_family, key_family
 from tablepuppet.prep.columns.values import numbers
 from tablepuppet.prep.encode.encoded_table import EncodedTable, KnownCategories, SealedTable
-from tablepuppet.prep.encode.frame import Frame
+from tablepuppet.prep.encode.frame import Apart, Frame
 from tablepuppet.prep.encode.program import Shapes, check_steps, inverse, run, to_predict
 from tablepuppet.prep.encode.specs import StepSpec
 from tablepuppet.runs.events import Events
@@ -41,6 +42,7 @@ from tablepuppet.sql.query import OutputColumn
 
 SIZE = 16  # bytes of a digest
 NO_DIGESTS = np.zeros((0, SIZE), np.uint8)
+BLOCK = 1 << 16  # numbers that are encoded before they are written into rows
 FARTHEST = 1e6  # scales off the mean: private encoders take what lies further as that far
 
 
@@ -378,18 +380,22 @@ def _rows_of(
     table, view, private = frame.table, frame.view, frame.private
     run(steps, frame)
     rows = len(table.view(view).row_ids)
-    dense, apart = np.empty((rows, len(shapes.numbers))), []
+    dense, apart = np.empty((rows, len(shapes.numbers))), list[Apart | None]()
     hides_pairs = frame.learned and table.grant.rules.min_group > 1 and not table.grant.rules.matrix
-    for place, name in enumerate(shapes.numbers):
-        column = frame.number(name)
-        if hides_pairs:
-            apart.append(frame.apart(name))
-        values, present = column.values, column.present
-        if private:
-            present = present & np.isfinite(values)
-        with np.errstate(over="ignore", invalid="ignore"):
-            dense[:, place] = np.where(present, (values - means[place]) / scales[place], 0.0)
-        frame.drop(name)
+    names = shapes.numbers
+    for part in pieces(len(names), max(rows, 1), BLOCK):
+        block = np.empty((part.stop - part.start, rows))  # rows of ``dense`` are written a few columns at a time
+        for line, name, mean, scale in zip(block, names[part], means[part], scales[part], strict=True):
+            column = frame.number(name)
+            if hides_pairs:
+                apart.append(frame.apart(name))
+            values, present = column.values, column.present
+            if private:
+                present = present & np.isfinite(values)
+            with np.errstate(over="ignore", invalid="ignore"):
+                line[:] = np.where(present, (values - mean) / scale, 0.0)
+            frame.drop(name)
+        dense[:, part] = block.T
     coded = [frame.coded(name).codes for name in shapes.coded]
     if private:
         np.clip(dense, -FARTHEST, FARTHEST, out=dense)

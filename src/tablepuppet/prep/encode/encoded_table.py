@@ -184,6 +184,15 @@ class EncodedTable:
                 gram[there, here] = gram[here, there].T
         return gram
 
+    def products_of_rows(self) -> NDArray[np.float64]:
+        """T T^T: of numbers, and for categories how many two rows have in common."""
+        check_memory(2 * 8 * len(self.dense) ** 2)
+        found: NDArray[np.float64] = self.dense @ self.dense.T
+        for codes in self.codes:
+            check_time()
+            found += (codes[:, None] == codes) & (codes >= 0)
+        return found
+
     def sparse_gram(self, weights: NDArray[np.float64]) -> csr_array:
         """T^T diag(weights) T, of which entries for categories that never meet are not stored."""
         from scipy.sparse import block_array, coo_array, csr_array, dia_array
