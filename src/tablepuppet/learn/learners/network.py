@@ -169,8 +169,8 @@ class MLPRegressor(Regressor, NetworkLearner):
     """Regression by a sum over tables of small networks; l2 and lr are in units of the label's standard deviation.
 
     It cannot learn an interaction between columns of different tables: their predictions are only added. Unless
-    ``solver`` says otherwise, it is learned by L-BFGS, by ADMM where rows of tables are joined twelve times or more, and
-    with noise on features by noisy steps.
+    ``solver`` says otherwise, it is learned by L-BFGS, by ADMM where rows of tables are joined twelve times or more,
+    and with noise on features by noisy steps.
     """
 
 
@@ -179,6 +179,6 @@ class MLPClassifier(Classifier, NetworkLearner):
     """Classification of two or more classes by a sum over tables of small networks.
 
     It cannot learn an interaction between columns of different tables: their predictions are only added. Unless
-    ``solver`` says otherwise, it is learned by L-BFGS, by ADMM where rows of tables are joined twelve times or more, and
-    with noise on features by noisy steps.
+    ``solver`` says otherwise, it is learned by L-BFGS, by ADMM where rows of tables are joined twelve times or more,
+    and with noise on features by noisy steps.
     """
