@@ -27,14 +27,19 @@ from benchmarks.data import is_there
 from benchmarks.deep.data import covtype, relations
 from benchmarks.deep.results import Results
 from benchmarks.learning.movielens import CATEGORICAL, COLUMNS, JOIN, write_movielens
-from benchmarks.learning.synthetic import Shape, synthetic, write_synthetic
+from benchmarks.learning.synthetic import LABELS, Shape, synthetic, write_synthetic
 from benchmarks.learning.trips import Trips, counted
 from tablepuppet.demo import LABEL, SQL, build_databases
+from tablepuppet.learn.learners.planner import tables_of
 from tablepuppet.wire.distance import communication_seconds
 
 LIMIT, SHARE, PATIENCE = 30.0, 0.95, 20
 TWO_TABLES = """
     SELECT f.a, f.b, f.channel, c.age, c.income, c.town, f.grade FROM facts f JOIN customers c USING (customer_id)
+"""
+NO_FACTS = """
+    SELECT c.age, c.income, c.spent, c.town, p.price, p.weight, p.kind, f.{label}
+    FROM facts f JOIN customers c USING (customer_id) JOIN products p USING (product_id)
 """
 Sides = tuple[tp.Relation, tp.Relation]
 
@@ -80,6 +85,16 @@ def _synthetic(rows: int, task: str) -> Callable[[Path], Sides]:
     return make
 
 
+def _joined_often(rows: int, often: int, task: str) -> Callable[[Path], Sides]:
+    """Without features of the facts, of which a customer has ``often``."""
+
+    def make(folder: Path) -> Sides:
+        fed = tp.Federation(write_synthetic(folder, Shape(rows, often=often, curved=True)), verbose=False)
+        return fed.sql(NO_FACTS.format(label=LABELS[task]), label=LABELS[task]).split(test=0.2, seed=1)
+
+    return make
+
+
 def _two_tables(folder: Path) -> Sides:
     fed = tp.Federation(write_synthetic(folder, Shape(50_000, curved=True)), verbose=False)
     return fed.sql(TWO_TABLES, label="grade").split(test=0.2, seed=1)
@@ -90,10 +105,13 @@ def _flights(folder: Path) -> Sides:
     return tp.Federation.load(folder / "federation.toml").sql(SQL, LABEL).split(test=0.2, seed=1)
 
 
-def _movielens(folder: Path) -> Sides:
-    sql = f"SELECT {COLUMNS}, r.rating {JOIN} WHERE u.user_id <= 1000"
-    fed = tp.Federation(write_movielens(folder, 1), verbose=False)
-    return fed.sql(sql, label="rating", categorical=CATEGORICAL).split(test=0.2, seed=1)
+def _movielens(label: str, users: int = 1000, shards: int = 1) -> Callable[[Path], Sides]:
+    def make(folder: Path) -> Sides:
+        sql = f"SELECT {COLUMNS}, {label} AS y {JOIN} WHERE u.user_id <= {users}"
+        fed = tp.Federation(write_movielens(folder, shards), verbose=False)
+        return fed.sql(sql, label="y", categorical=CATEGORICAL).split(test=0.2, seed=1)
+
+    return make
 
 
 CASES = (
@@ -103,7 +121,15 @@ CASES = (
     Case("synthetic, 3 tables, more rows", "regression", _synthetic(125_000, "regression")),
     Case("flights, 3 tables", "two classes", _flights),
     Case("covtype, 4 tables", "two classes", lambda folder: relations(folder, covtype(0, 50_000)), "covtype"),
-    Case("MovieLens, 3 tables", "regression", _movielens, "movielens-1m"),
+    Case("MovieLens, 3 tables", "regression", _movielens("r.rating"), "movielens-1m"),
+    Case("MovieLens, 3 tables", "two classes", _movielens("r.rating >= 4"), "movielens-1m"),
+    Case("MovieLens, 300 users", "regression", _movielens("r.rating", 300), "movielens-1m"),
+    Case("MovieLens, two shards each", "regression", _movielens("r.rating", shards=2), "movielens-1m"),
+    Case("joined 5 times", "regression", _joined_often(125_000, 8, "regression")),
+    Case("joined 10 times", "regression", _joined_often(125_000, 15, "regression")),
+    Case("joined 10 times", "two classes", _joined_often(125_000, 15, "binary")),
+    Case("joined 27 times", "four classes", _joined_often(125_000, 40, "classes")),
+    Case("joined 27 times", "regression", _joined_often(12_500, 40, "regression")),
 )
 
 
@@ -173,7 +199,14 @@ def measure(case: Case, folder: Path, limit: float, share: float) -> dict[str, A
     constant = constant_loss(case.task, train, test)
     best = min(point.test_loss for name, (found, _) in ran.items() if name != "SplitNN" for point in found)
     loss = constant - share * (constant - best)
-    figures: dict[str, Any] = {"joined_rows": len(train), "constant": constant, "best": best, "loss_to_reach": loss}
+    rows = sum(train.mapping.tables[alias].rows for alias in tables_of(train.query))
+    figures: dict[str, Any] = {
+        "joined_rows": len(train),
+        "rows": rows,
+        "constant": constant,
+        "best": best,
+        "loss_to_reach": loss,
+    }
     for name, (found, ended) in ran.items():
         reached = next((point for point in found if point.test_loss <= loss), None)
         figures[name] = {

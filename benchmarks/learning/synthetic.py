@@ -30,13 +30,14 @@ class Shape:
 
     rows: int
     shards: int = 1
+    often: int = 8  # facts of a customer; a product has five times as many
     curved: bool = False  # whether labels depend on columns otherwise than linearly
 
 
 def write_synthetic(folder: Path, shape: Shape, seed: int = 0) -> dict[str, str]:
     """Facts, customers and products at a party each, customers in shards: URLs."""
     rng = np.random.default_rng(seed)
-    customers, products = max(shape.rows // 8, 20), max(shape.rows // 40, 10)
+    customers, products = max(shape.rows // shape.often, 20), max(shape.rows // (5 * shape.often), 10)
     owner, item = rng.integers(0, customers, shape.rows), rng.zipf(1.6, shape.rows) % products
     age = rng.normal(45, 15, customers)
     income = np.exp(0.8 * rng.normal(size=customers) + age / 60)  # skewed

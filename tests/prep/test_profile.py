@@ -15,6 +15,7 @@ from typer.testing import CliRunner
 import tablepuppet as tp
 from tablepuppet.cli.commands import app
 from tablepuppet.prep.explore.histograms import histograms
+from tablepuppet.prep.explore.profile_page import LETTER, WIDTH, Against, _beside
 from tests.party.policed import CANARY, PIN, open_party, write_file
 from tests.party.policed import federation as policed
 from tests.relations import federation, warnings_of, write_party
@@ -187,6 +188,25 @@ def test_a_profile_tells_what_policies_allow(tmp_path: Path) -> None:
     strict = write_file(tmp_path, top='state_dir = "state"', more="[tables.cards.budget]\nrequire_dp = true")
     with pytest.raises(tp.PrivacyError, match="require_dp"):
         policed(open_party(strict)).sql("SELECT credit FROM cards").profile()
+
+
+def test_a_profile_says_what_policies_withhold(tmp_path: Path) -> None:
+    """Beside the label of another table; a boolean has a bar for each value, of which its mean is known."""
+    fed = policed(open_party(write_file(tmp_path)))
+    sql = "SELECT a.credit > 0 AS rich, b.fraud FROM cards a JOIN cards b ON a.card = b.card"
+    page = fed.sql(sql, label="fraud").profile()._repr_html_()
+    assert "with fraud: withheld" in page
+    assert "not known, or" not in page.partition("<h2>Correlation")[0]
+    assert ">false</text>" in page
+    assert ">true</text>" in page
+
+
+def test_dates_beside_bars_are_not_cut() -> None:
+    """The bars are shorter where their texts are long."""
+    texts = ["2022-03-26 09:15:00"]
+    drawn = _beside(Against("", "mean of day by late", ["0"], [[19_000.0]], texts), "late")
+    [place] = re.findall(r'<text x="([0-9.]+)" y="11">2022', drawn)
+    assert float(place) + LETTER * len(texts[0]) <= WIDTH + 20
 
 
 def test_small_relations_have_a_profile(tmp_path: Path) -> None:

@@ -28,8 +28,9 @@ from tablepuppet.prep.explore.describe import describe, is_category
 from tablepuppet.prep.explore.groups import sums_by_group
 from tablepuppet.prep.explore.histograms import Histogram, has_bins, histograms
 from tablepuppet.prep.explore.pooled import label_categories
-from tablepuppet.prep.explore.profile_page import CategoryBars, Profile, Warned
+from tablepuppet.prep.explore.profile_page import Against, CategoryBars, Profile, Warned
 from tablepuppet.runs.events import Events
+from tablepuppet.runs.figures import UNKNOWN, WITHHELD
 from tablepuppet.sql.query import OutputColumn, Query
 from tablepuppet.sql.types import Family, family
 
@@ -76,8 +77,19 @@ def profile(client: Client, query: Query, max_categories: int, events: Events) -
     related = list(_related(client, compared, correlations, max_categories, sent))
     warnings += list(_label_warnings(related))
     label = None if query.label is None else query.label.name
-    against = beside_label(client, related)
+    against = _without_numbers(client, query) | beside_label(client, related)
     return Profile(query.sql, joined, description, drawn, bars, correlations, warnings, label=label, against=against)
+
+
+def _without_numbers(client: Client, query: Query) -> dict[str, Against]:
+    """What is said of features that cannot be compared with the label: whether policies withhold it."""
+    if query.label is None:
+        return {}
+    alias = query.label.alias
+    sent = {
+        each.alias: each.alias == alias or sends_across(client.plan, (each.alias, alias)) for each in query.features
+    }
+    return {each.name: Against(UNKNOWN if sent[each.alias] else WITHHELD) for each in query.features}
 
 
 def _most_frequent(found: CategorySummary) -> NDArray[np.intp]:

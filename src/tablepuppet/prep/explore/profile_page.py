@@ -22,7 +22,7 @@ from tablepuppet.prep.explore.histograms import Histogram
 from tablepuppet.prep.explore.noisy_describe import NoisyDescription
 from tablepuppet.prep.explore.statistics_promise import Spent
 from tablepuppet.privacy.private_file import write_output_file
-from tablepuppet.runs.figures import NOT_APPLICABLE, fixed
+from tablepuppet.runs.figures import NOT_APPLICABLE, UNKNOWN, fixed
 from tablepuppet.runs.table_view import ShownAsTable, TableView
 
 WIDTH, HEIGHT, LINE, LETTER = 300, 90, 16, 6  # of a drawing, of a line in it, and of a letter
@@ -199,7 +199,7 @@ def _card(row: Mapping[str, Any], found: Profile) -> str:
     )
     drawing = ""
     if name in found.histograms and len(found.histograms[name].counts):
-        by_value = found.histograms[name].by_value()
+        by_value = found.histograms[name].by_value() or _booleans(row)
         drawing = _histogram(found.histograms[name]) if by_value is None else _values(by_value)
     elif name in found.categories:
         drawing = _bars(found.categories[name])
@@ -213,21 +213,30 @@ def _card(row: Mapping[str, Any], found: Profile) -> str:
     return f'<div class="{kind}" id="{_anchor(name, found)}">{head}{drawing}{missing}<dl>{facts}</dl>{beside}</div>'
 
 
+def _booleans(row: Mapping[str, Any]) -> dict[str, float] | None:
+    """Joined rows by value of a column of booleans, whose mean is the share of true; None of all others."""
+    if row["type"] != "BOOLEAN" or row["mean"] is None:
+        return None
+    share = min(max(row["mean"], 0.0), 1.0)  # noise may take it beyond
+    return {"false": row["count"] * (1 - share), "true": row["count"] * share}
+
+
 def _beside(found: Against | None, label: str) -> str:
     """A feature beside the label: bars of shares or means."""
     if found is None:
-        return f'<div class="small beside">with {_text(label)}: not known, or withheld by a policy</div>'
+        return f'<div class="small beside">with {_text(label)}: {UNKNOWN}</div>'
     measured = f"; {_text(found.measured)}" if found.caption and found.measured else _text(found.measured)
     head = f'<div class="small beside">{_text(found.caption) or f"with {_text(label)}: "}{measured}</div>'
     if not found.names:
         return head
     most = 1.0 if found.is_share else max(max(abs(value) for row in found.values for value in row), 1e-300)
+    room = WIDTH + 20 - 125 - 5 - LETTER * max(map(len, found.texts), default=0)  # no text is cut by the edge
     parts = []
     for number, (name, row) in enumerate(zip(found.names, found.values, strict=True)):
         y, x = number * LINE, 125.0
         parts.append(f'<text x="0" y="{y + 11}">{_text(_short(name))}</text>')
         for place, value in enumerate(row):
-            size = 125 * abs(value) / most
+            size = max(min(125, room), 10) * abs(value) / most
             parts.append(f'<rect class="class{place}" x="{x:.1f}" y="{y + 3}" width="{size:.1f}" height="10"/>')
             x += size
         if found.texts:
