@@ -167,6 +167,24 @@ def test_columns_of_different_scale(tmp_path: Path, solver: str) -> None:
     assert model.coef_["t0.small"] == pytest.approx(3, abs=0.05)
 
 
+@pytest.mark.parametrize("shards", [1, 2])
+@pytest.mark.parametrize("solver", ["lbfgs", "admm"])
+def test_classes_by_columns_far_from_zero(tmp_path: Path, solver: str, shards: int) -> None:
+    """What classes have in common is in no direction: with means of 1e9 its rounding errors would hide the rest."""
+    rng = np.random.default_rng(0)
+    near = rng.normal(size=(150, 2))
+    mean = np.array([1e9, 0.0])
+    far = near + mean
+    y = np.digitize(near.sum(axis=1) + rng.normal(size=150), [-1, 1])
+    rows = pa.table({"far": far[:, 0], "near": far[:, 1], "y": y})
+    parties = {f"p{number}": {"t": part} for number, part in enumerate(shards_of(rows, shards))}
+    relation = federation(tmp_path, parties).sql("SELECT t.far, t.near, t.y FROM t", label="y", prep=RAW)
+    model = learner(3, l2=1e-6, solver=solver).fit(relation)
+    at_optimum(model, optimum(far - mean, y, 1e-6, 3))
+    assert len(model.history_) < 20
+    assert float(np.mean(model.intercept_)) == pytest.approx(0, abs=1e-6 * np.abs(model.intercept_).max())
+
+
 def test_polynomial_of_a_price(tmp_path: Path) -> None:
     """Powers of a price of about 1,000 are all used."""
     rng = np.random.default_rng(1)

@@ -57,7 +57,7 @@ class Ridge:
             solved = self._solved(gradient @ classes, curvatures, l2)
         else:
             self.left = 0.0  # conjugate gradients leave nothing out
-        self.direction = -(solved @ classes.T).reshape(theta.shape)
+        self.direction = without_mean(-(solved @ classes.T).reshape(theta.shape))
         return self.direction
 
     def _solved(self, gradient: Array, curvatures: Array, l2: float) -> Array:
@@ -173,7 +173,10 @@ def ridge_of(part: TableParameters) -> Ridge:
 
 
 def without_mean(values: Array) -> Array:
-    """Subtract the mean over outputs: softmax does not depend on it, so its rounding errors would grow unnoticed."""
+    """Subtract the mean over outputs: softmax does not depend on it, so its rounding errors would grow unnoticed.
+
+    A direction is without it before T p is computed: a step that only then loses it has not moved the scores alike.
+    """
     return values if values.ndim == 1 else values - values.mean(axis=1, keepdims=True)
 
 
