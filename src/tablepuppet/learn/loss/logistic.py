@@ -84,9 +84,10 @@ class Logistic(Loss):
         """
         signed = np.empty_like(scores) if kept is None else kept[0]
         whole, targets = _unlikely(scores, signed), self.targets(labels)
-        apart = np.maximum(scores, 0)
+        logs = sum_of_logs(whole) if weights is None else weights @ np.log(whole)
+        apart = np.maximum(scores, 0, out=whole)
         apart -= targets * scores
-        value = sum_of_logs(whole) + apart.sum() if weights is None else weights @ (np.log(whole) + apart)
+        value = logs + (apart.sum() if weights is None else weights @ apart)
         np.copysign(signed, scores, out=signed)
         return LogisticEvaluation(float(value), signed, targets, weights)
 
