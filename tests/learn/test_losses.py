@@ -73,6 +73,22 @@ def test_log_loss_values() -> None:
     assert Softmax(2).value(wide, labels) == pytest.approx(expected, rel=1e-14)
 
 
+@pytest.mark.parametrize("classes", [2, 3])
+def test_rows_that_are_right_by_far_add_nothing(classes: int) -> None:
+    """Beside rows whose scores are right and as large as 1e9, the loss of the others keeps its digits."""
+    rng = np.random.default_rng(0)
+    labels, near = rng.integers(0, classes, 500), rng.normal(size=(500, classes))
+    near[1, labels[1]] = -40.0  # a row that is wrong by far
+    scores = near.copy()
+    scores[5:] += 1e9 * rng.random((495, 1)) * np.eye(classes)[labels[5:]]
+    if classes == 2:
+        near, scores = near[:, 1] - near[:, 0], scores[:, 1] - scores[:, 0]
+    loss = Logistic() if classes == 2 else Softmax(3)
+    for weights in (None, np.ones(500)):
+        some = loss.evaluate(near[:5], labels[:5], weights=None if weights is None else weights[:5]).value
+        assert loss.evaluate(scores, labels, weights=weights).value == pytest.approx(some, rel=1e-14)
+
+
 @every_loss
 def test_gradient_is_the_slope_of_the_value(make: Callable[[], Labelled]) -> None:
     """By central differences, in every score."""

@@ -167,6 +167,39 @@ def test_columns_of_different_scale(tmp_path: Path, solver: str) -> None:
     assert model.coef_["t0.small"] == pytest.approx(3, abs=0.05)
 
 
+@pytest.mark.parametrize("shards", [1, 2])
+def test_a_column_that_does_not_vary(tmp_path: Path, shards: int) -> None:
+    """It has no coefficient, though its mean is rounded: in its own units, scaled to others, this would be a column."""
+    rng = np.random.default_rng(0)
+    one, two = rng.normal(size=(2, 100))
+    y = one + two + 0.1 * rng.normal(size=100)
+    rows = pa.table({"one": one, "two": 1e-3 * two, "same": np.full(100, -120.2), "y": y})
+    parties = {f"p{number}": {"t": part} for number, part in enumerate(shards_of(rows, shards))}
+    pipeline = tp.prep.Pipeline([])
+    relation = federation(tmp_path, parties).sql("SELECT t.one, t.two, t.same, t.y FROM t", label="y", prep=pipeline)
+    model = learner(None, l2=0.0).fit(relation)
+    at_optimum(model, optimum(np.stack([one, two], axis=1), y, 0.0, None))
+    assert model.coef_["t.same"] == 0
+
+
+@pytest.mark.parametrize("shards", [1, 2])
+@pytest.mark.parametrize("solver", ["lbfgs", "admm"])
+def test_classes_by_columns_far_from_zero(tmp_path: Path, solver: str, shards: int) -> None:
+    """What classes have in common is in no direction: with means of 1e9 its rounding errors would hide the rest."""
+    rng = np.random.default_rng(0)
+    near = rng.normal(size=(150, 2))
+    mean = np.array([1e9, 0.0])
+    far = near + mean
+    y = np.digitize(near.sum(axis=1) + rng.normal(size=150), [-1, 1])
+    rows = pa.table({"far": far[:, 0], "near": far[:, 1], "y": y})
+    parties = {f"p{number}": {"t": part} for number, part in enumerate(shards_of(rows, shards))}
+    relation = federation(tmp_path, parties).sql("SELECT t.far, t.near, t.y FROM t", label="y", prep=RAW)
+    model = learner(3, l2=1e-6, solver=solver).fit(relation)
+    at_optimum(model, optimum(far - mean, y, 1e-6, 3))
+    assert len(model.history_) < 20
+    assert float(np.mean(model.intercept_)) == pytest.approx(0, abs=1e-6 * np.abs(model.intercept_).max())
+
+
 def test_polynomial_of_a_price(tmp_path: Path) -> None:
     """Powers of a price of about 1,000 are all used."""
     rng = np.random.default_rng(1)
@@ -253,6 +286,25 @@ def test_nearly_the_same_columns_without_l2(tmp_path: Path, within: bool) -> Non
     other = np.asarray(parties["b"]["t1"]["other"])
     model = tp.LinearRegression(l2=0.0).fit(relation)
     at_optimum(model, optimum(np.stack([one, two, other], axis=1), y, 0.0, None))
+
+
+@pytest.mark.parametrize("within", [True, False])
+@pytest.mark.parametrize("apart", [1e-9, 1e-5, 1e-2, 1.0])
+def test_sgd_says_what_it_has_not_found(tmp_path: Path, apart: float, within: bool) -> None:
+    """Of nearly the same columns, in one table or in two, sgd does not find what they differ in: it has converged only
+    if full-batch rounds would gain less than 0.2 %. These rounds leave no trace in the model.
+    """
+    rng = np.random.default_rng(3)
+    one, noise, other = rng.normal(size=(3, 300))
+    two, y = one + apart * noise, one + noise + 0.1 * rng.normal(size=300)
+    first = {"one": one, "y": y} | ({"two": two} if within else {})
+    parties, sql = two_tables(first, {"other": other} | ({} if within else {"two": two}))
+    relation = federation(tmp_path, parties).sql(sql, label="y")
+    model = tp.LinearRegression(solver="sgd", l2=0.0).fit(relation)
+    best = optimum(np.stack([one, noise, other], axis=1), y, 0.0, None)
+    reached = 0.5 * float(model.evaluate(relation)["rmse"]) ** 2
+    assert model.converged_ == (reached <= 1.002 * best) == (apart == 1.0)
+    assert reached == pytest.approx(model.history_[-1]["objective"], rel=0.02)
 
 
 def test_nearly_the_same_columns_in_their_own_units(tmp_path: Path) -> None:

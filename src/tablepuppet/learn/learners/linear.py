@@ -17,8 +17,7 @@ from tablepuppet.learn.learners.tasks import Classifier, Regressor
 from tablepuppet.learn.learners.validation import Watched, add_intercept
 from tablepuppet.learn.learners.watch import Watch
 from tablepuppet.learn.linear.consensus import CONSENSUS_TOL, Inner
-from tablepuppet.learn.linear.converged import sgd_has_converged
-from tablepuppet.learn.linear.descent import Descent, Rule
+from tablepuppet.learn.linear.descent import CHECKS, Descent, Rule, sgd_has_converged
 from tablepuppet.learn.linear.gradient_rule import GradientRule
 from tablepuppet.learn.linear.model import LinearModel, by_column
 from tablepuppet.learn.loss.joined_loss import JoinedLoss
@@ -29,7 +28,7 @@ from tablepuppet.learn.private.round_promises import StepPromise, SumPromise
 from tablepuppet.learn.registry import learner
 from tablepuppet.learn.rounds import Round
 from tablepuppet.learn.solve.admm import SharingRule
-from tablepuppet.learn.solve.allowance import Cost, Costs
+from tablepuppet.learn.solve.allowance import Cost, Costs, RoundAllowance
 from tablepuppet.learn.solve.sgd import Conditioned, Stochastic, descend_by_batches, falling
 from tablepuppet.learn.solve.solvers import ADMM, SGD, chosen_solver
 from tablepuppet.learn.tables.linear import Linear
@@ -110,7 +109,7 @@ class LinearLearner(SolverLearner):
         model = LinearModel(relation.client, loss.rows, self.encoding_, relation.wire, self.l2, inner, noise)
         report = _with_mean(watch.of(model), mean)
         if isinstance(solver, SGD):
-            return model, self._solve_by_batches(model, loss, report, solver) + mean
+            return model, self._solve_by_batches(model, loss, report, solver, watch) + mean
         gradient = GradientRule(loss)
         descent = Descent(model, loss, self._rule(model, loss, gradient), gradient)
         intercept, self.converged_ = descent.run(self.most_rounds, self._tolerance(), report)
@@ -172,7 +171,7 @@ class LinearLearner(SolverLearner):
             rows.drop()
 
     def _solve_by_batches(
-        self, model: LinearModel, loss: JoinedLoss, report: Callable[[Round], bool], solver: SGD
+        self, model: LinearModel, loss: JoinedLoss, report: Callable[[Round], bool], solver: SGD, watch: Watch
     ) -> Array:
         rounds, size = self._schedule.rounds, self._schedule.batch_size
         model.start()
@@ -185,7 +184,13 @@ class LinearLearner(SolverLearner):
             rates = [solver.lr / (1 + epoch / 2) for epoch in range(rounds)]
             steps = Stochastic(model, self.plain_momentum)
         intercept = descend_by_batches(steps, loss, rates, size, self.seed, report)
-        self.converged_ = len(self.history_) == rounds and sgd_has_converged(model, loss, intercept)
+        if len(self.history_) == rounds:
+            costs = Costs(Cost(2, 1), Cost(2, solver.inner_trips + 1))
+            allowed = RoundAllowance([(model.lou.client, model.tables, costs)]).most_rounds()
+            checks = CHECKS if allowed is None else min(CHECKS, allowed)
+            self.converged_ = sgd_has_converged(
+                model, loss, intercept, checks, self._tolerance(), keeps=watch.ends_with_last_round
+            )
         return intercept
 
     def _costs(self, batches: int) -> Costs:
@@ -194,7 +199,9 @@ class LinearLearner(SolverLearner):
         inner = self.solving.inner_trips
         if self.solver_ != "sgd":
             return Costs(Cost(0, 1), Cost(0, inner + 1))
-        return Costs(Cost(3, batches), Cost(inner + 3, 2 * batches))  # one extra round checks convergence at the end
+        return Costs(
+            Cost(3, batches), Cost(inner + 3, 2 * batches)
+        )  # a round at the end shows whether it has converged
 
     def _check_private(self) -> None:
         super()._check_private()

@@ -161,6 +161,11 @@ class Watch:
         ways += [*learner.fewer_replies_by(), f"ask the party's operator (policy rule {RULE})"]
         return f"{short}: {where}, and more rounds would need more; {', or '.join(ways)}"
 
+    @property
+    def ends_with_last_round(self) -> bool:
+        """Whether no earlier round was better on the validation rows."""
+        return self.validation is None or self.validation.best_round == len(self.learner.history_)
+
     def end(self, model: Watched, intercept: NDArray[np.float64]) -> NDArray[np.float64]:
         """Called when the solver is done: restore the best round, report how it ended, return the intercept."""
         learner, rounds = self.learner, len(self.learner.history_)
@@ -175,7 +180,7 @@ class Watch:
         for entry in learner.history_[-1:]:
             entry["converged"] = learner.converged_  # sgd knows it after its last round
         message = f"{type(learner).__name__}: {self._ending()}"
-        if self.validation is not None and self.validation.best_round < rounds:
+        if self.validation is not None and not self.ends_with_last_round:
             learner.best_round_, intercept = self.validation.best_round, self.validation.best_intercept
             model.restore()
             rows = "the rows held out" if own else "the validation rows"

@@ -27,7 +27,13 @@ from numpy.typing import NDArray
 
 from tablepuppet.errors import PartyError
 from tablepuppet.learn.linear.ops import Turn
-from tablepuppet.learn.linear.ridge import Curvature, diagonal_ridge_parameters, ridge_of, square_curvature
+from tablepuppet.learn.linear.ridge import (
+    Curvature,
+    diagonal_ridge_parameters,
+    ridge_of,
+    square_curvature,
+    without_mean,
+)
 from tablepuppet.learn.tables.linear import Linear
 from tablepuppet.learn.tables.over_shards import Facts, RowGradients, ShardSums, Update
 from tablepuppet.mapping.table_mapping import Floats, ShardRows
@@ -184,7 +190,7 @@ class Consensus(ShardSums):
         for number in range(self.inner.rounds if self.parts else 0):
             self.disagreement = self._round(None if number else rows.values, update.curvature)
         for alias, part in self.parts.items():
-            ridge_of(part).direction = self.agreed[alias].reshape(part.theta.shape) - part.theta
+            ridge_of(part).direction = without_mean(self.agreed[alias].reshape(part.theta.shape) - part.theta)
         return {alias: update.facts(part, known=0) for alias, part in self.parts.items()}
 
     def _round(self, rows: Mapping[str, Floats] | None, curvature: Curvature) -> float:

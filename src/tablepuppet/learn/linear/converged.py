@@ -18,19 +18,14 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from tablepuppet.learn.linear.directions import Directions
-from tablepuppet.learn.linear.gradient_rule import GradientRule
-from tablepuppet.learn.linear.model import LinearModel
-from tablepuppet.learn.linear.plane import Plane
 from tablepuppet.learn.linear.ridge import Curvature
-from tablepuppet.learn.loss.joined_loss import JoinedLoss
 
 Array = NDArray[np.float64]
 ACCURACY = 1e-12  # share of the objective that may be left: about the square of what may be wrong with coefficients
 PERFECT = 1e-10  # share of the first objective below which an objective counts as zero
 FLATTEST = 1e9  # directions that are flatter are not identified by the data
 DEPENDENT = 1e-9  # eigenvalue of the scaled Hessian below which directions of the plane depend on each other
-CLOSE, NEAR = 2e-3, 5e-4  # of sgd, whose steps are noisy: relative to the objective; absolute, for a log loss
+CLOSE, NEAR = 2e-3, 5e-4  # of sgd, whose steps are noisy: what may be left of the objective; of any log loss
 
 
 @dataclass(frozen=True)
@@ -84,23 +79,3 @@ def flatness(hessian: Array, metric: Array, outputs: int) -> float:
     whitened = vectors[:, kept] / np.sqrt(values[kept]) / lengths[:, None]
     found = np.linalg.eigvalsh(whitened.T @ metric @ whitened)
     return float(np.clip(np.nan_to_num(found.max(initial=1.0), nan=FLATTEST), 1.0, FLATTEST))
-
-
-def sgd_has_converged(model: LinearModel, loss: JoinedLoss, intercept: Array) -> bool:
-    """Whether a full-batch step would gain next to nothing; False while a party is lost.
-
-    With learning rates that fall to zero, small steps alone do not show it. One full-batch round computes the best step
-    without taking it; this costs two trips, three if a table has several shards.
-    """
-    if not model.tables:
-        return True
-    model.predict(intercept)
-    known = loss.evaluate()
-    directions = Directions(loss.rows, 1)
-    column, curvature = GradientRule(loss).values(directions.new(), None)
-    products = model.direction(model.loj.scatter_centred(column, model.tables), curvature, column)
-    if not model.is_whole:
-        return False
-    begin, end = Plane(loss, directions, model.l2, products).lowest(known)
-    gain = begin.objective - end.objective + model.disagreement + model.left
-    return bool(gain <= max(CLOSE * abs(begin.objective), 0.0 if loss.quadratic else NEAR))

@@ -24,8 +24,9 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from tablepuppet.learn.linear.converged import PERFECT, Distance, flatness, promised_decrease
+from tablepuppet.learn.linear.converged import ACCURACY, CLOSE, NEAR, PERFECT, Distance, flatness, promised_decrease
 from tablepuppet.learn.linear.directions import Directions, InBlocks
+from tablepuppet.learn.linear.gradient_rule import GradientRule
 from tablepuppet.learn.linear.model import LinearModel, rounding_of
 from tablepuppet.learn.linear.plane import Plane, Point
 from tablepuppet.learn.linear.ridge import Curvature
@@ -39,6 +40,7 @@ LEAST_GAIN = 1e-13  # share of the objective: a step that gains less is not take
 SINGLE_TOL = 1e-13  # tolerance while values are of single precision: enough for `ACCURACY`
 HANDOVER = 1e-8  # share of the objective: where another rule promises less, the gradient's needs fewer rounds
 LEAST_MEMORY, MOST_MEMORY = 5, 200  # earlier steps in the plane
+CHECKS = 100  # full-batch rounds that may be needed to show that sgd has converged
 PLANE_SIZE = 32_000_000  # numbers that X d of these steps may take; beyond it, fewer steps are kept
 
 
@@ -80,10 +82,14 @@ class Descent:
     steps before too, as X d of a step and inner products of parameters do not depend on the penalty.
     """
 
-    def __init__(self, model: LinearModel, loss: JoinedLoss, rule: Rule, gradient: Rule):
+    def __init__(
+        self, model: LinearModel, loss: JoinedLoss, rule: Rule, gradient: Rule, intercept: Array | None = None
+    ):
+        """Begin with the best constant; with an ``intercept``, at the parameters and scores that there are."""
         self.model, self.loss, self._rule, self._gradient = model, loss, rule, gradient
-        self._first = self.intercept = loss.best_constant()
-        loss.set_constant(self._first)
+        self._first = self.intercept = loss.best_constant() if intercept is None else intercept
+        if intercept is None:
+            loss.set_constant(self._first)
         self._known: float | None = loss.evaluate()  # the mean loss at the scores, while it is stored with the rows
         if not model.tables:
             return
@@ -98,6 +104,7 @@ class Descent:
         self._zero = PERFECT * abs(self._known)
         self._before: Array | None = None
         self._slopes = False  # whether cached slopes are those at the scores
+        self.began: float | None = None  # the objective before the first step
 
     def run(self, rounds: int, tol: float, report: Callable[[Round], bool]) -> tuple[Array, bool]:
         """Run to tolerance: (intercept, whether it converged). ``report`` may ask to stop.
@@ -149,6 +156,7 @@ class Descent:
         least = LEAST_GAIN if model.disagreement else 0.0
         plane = Plane(loss, directions, model.l2, products, model.direction_noise(loss), errors)
         begin, end = plane.lowest(self._known, least, slopes=self._slopes)
+        self.began = begin.objective if self.began is None else self.began
         mix, shift = end.weights[: -loss.outputs], end.weights[-loss.outputs :]
         error = float(np.abs(mix) @ errors)
         self._drift += error
@@ -231,6 +239,36 @@ class Descent:
         self.loss.rows.each(_set_scores, room)
         self._drift, self._stale, self._known, self._slopes = 0.0, False, self.loss.evaluate(), False
         return replace(end, loss=self._known, objective=end.objective - end.loss + self._known)
+
+
+def sgd_has_converged(
+    model: LinearModel, loss: JoinedLoss, intercept: Array, rounds: int, tol: float, *, keeps: bool
+) -> bool:
+    """Whether full-batch rounds from here reach the optimum, by their own test, and gain next to nothing on the way.
+
+    Small steps do not show it, nor does a small gradient: along what correlated tables differ in, it still means a long
+    way. The rounds end once they have gained more, or a party is lost. With ``keeps``, parameters are then what they
+    were; else the caller returns to others that tables have stored.
+    """
+    if not model.tables:
+        return True
+    model.predict(intercept)
+    if keeps:
+        model.keep()
+    gradient, is_far = GradientRule(loss), False
+    descent = Descent(model, loss, gradient, gradient, intercept)
+
+    def measure(done: Round) -> bool:
+        nonlocal is_far
+        assert descent.began is not None, "a round is done"
+        allowed = max(CLOSE * abs(descent.began), 0.0 if loss.quadratic else NEAR)
+        is_far = descent.began - done.objective > allowed or not model.is_whole
+        return is_far
+
+    _, is_there = descent.run(rounds, max(tol, ACCURACY), measure)
+    if keeps:
+        model.restore()
+    return is_there and not is_far
 
 
 def _is_exact(error: float, mix: Array, hessian: Array, wire: str) -> bool:

@@ -19,6 +19,7 @@ from tablepuppet.learn.tables.parameters import TableParameters
 Array = NDArray[np.float64]
 FLOOR = 1e-13  # eigenvalues below this share of the largest one are rounding errors, and are not inverted
 SPREAD = 1e6  # ratio of the columns' variances above which they are scaled before eigenvectors are computed
+STILL = 64 * float(np.finfo(np.float64).eps)  # of a mean: a column that deviates less does not vary, but by rounding
 LEAST_CURVATURE = 1e-3  # smallest share of the largest curvature over outputs: softmax has none along (1, .., 1)
 SMALLEST, LARGEST = 1e-60, 1e60  # bounds of predictions
 LARGE = 2.0  # times the usual size of predictions: larger ones are clipped
@@ -57,7 +58,7 @@ class Ridge:
             solved = self._solved(gradient @ classes, curvatures, l2)
         else:
             self.left = 0.0  # conjugate gradients leave nothing out
-        self.direction = -(solved @ classes.T).reshape(theta.shape)
+        self.direction = without_mean(-(solved @ classes.T).reshape(theta.shape))
         return self.direction
 
     def _solved(self, gradient: Array, curvatures: Array, l2: float) -> Array:
@@ -173,7 +174,10 @@ def ridge_of(part: TableParameters) -> Ridge:
 
 
 def without_mean(values: Array) -> Array:
-    """Subtract the mean over outputs: softmax does not depend on it, so its rounding errors would grow unnoticed."""
+    """Subtract the mean over outputs: softmax does not depend on it, so its rounding errors would grow unnoticed.
+
+    A direction is without it before T p is computed: a step that only then loses it has not moved the scores alike.
+    """
     return values if values.ndim == 1 else values - values.mean(axis=1, keepdims=True)
 
 
@@ -198,6 +202,8 @@ def ridge_parameters(gram: Array, shares: Array, means: Array, outputs: int, l2:
     if len(gram) >= WIDE:
         return wide_ridge_parameters(WideGram.of_matrix(gram, shares), means, outputs)
     centred = gram - np.outer(shares, shares)
+    still = np.diag(centred) <= (STILL * means) ** 2 + STILL * shares**2
+    centred[still], centred[:, still] = 0.0, 0.0  # scaled to the size of others, its rounding errors would be a column
     values, vectors, scale = _decomposed(centred, l2)
     return _zeros(len(gram), outputs, values, vectors, means, scale, _sizes(np.diag(centred), means))
 

@@ -78,15 +78,18 @@ class Logistic(Loss):
     def evaluate(
         self, scores: Scores, labels: Labels, kept: Scores | None = None, weights: Weights | None = None
     ) -> LogisticEvaluation:
-        """log(1 + exp(z)) - y z; probability minus label; p (1 - p)."""
+        """log(1 + exp(z)) - y z; probability minus label; p (1 - p).
+
+        max(z, 0) - y z is small in every row that is right, but not its two sums: they are subtracted row by row.
+        """
         signed = np.empty_like(scores) if kept is None else kept[0]
         whole, targets = _unlikely(scores, signed), self.targets(labels)
-        if weights is None:
-            value = sum_of_logs(whole) + float(np.maximum(scores, 0, out=whole).sum()) - float(targets @ scores)
-        else:
-            value = float(weights @ (np.log(whole) + np.maximum(scores, 0) - targets * scores))
+        logs = sum_of_logs(whole) if weights is None else weights @ np.log(whole)
+        apart = np.maximum(scores, 0, out=whole)
+        apart -= targets * scores
+        value = logs + (apart.sum() if weights is None else weights @ apart)
         np.copysign(signed, scores, out=signed)
-        return LogisticEvaluation(value, signed, targets, weights)
+        return LogisticEvaluation(float(value), signed, targets, weights)
 
     def evaluated(
         self, scores: Scores, labels: Labels, kept: Scores, weights: Weights | None = None

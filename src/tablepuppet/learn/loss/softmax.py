@@ -98,10 +98,13 @@ class Softmax(Loss):
         turned, probability = scores.T, np.empty(scores.shape[::-1])
         total, highest = _exponentials(turned, probability)
         np.divide(probability, total, out=probability)
-        if weights is None:
-            value = self._value(turned, probability, total, highest, labels)
+        of_labels = probability.take(_places(labels))
+        if weights is None and self.keep == 1 and of_labels.min(initial=1.0) >= 1 / TAME:
+            value = -sum_of_logs(of_labels)
+        elif weights is None:
+            value = sum_of_logs(total) + float(self._apart(turned, highest, labels).sum())
         else:
-            value = float(weights @ self._values(turned, total, highest, labels))
+            value = float(weights @ (np.log(total) + self._apart(turned, highest, labels)))
         if kept is not None:
             kept[:] = probability
         return SoftmaxEvaluation(value, SoftmaxHessian(probability, weights), self, labels)
@@ -112,18 +115,10 @@ class Softmax(Loss):
         """The evaluation from its stored values."""
         return SoftmaxEvaluation(float("nan"), SoftmaxHessian(kept, weights), self, labels)
 
-    def _values(self, turned: Scores, total: Scores, highest: Scores, labels: Labels) -> Scores:
-        """The value of each row."""
-        own = turned[labels, np.arange(len(labels))]
-        values = np.log(total) + highest - self._other * turned.sum(axis=0) - (self._own - self._other) * own
-        return np.asarray(values)
-
-    def _value(self, turned: Scores, probability: Scores, total: Scores, highest: Scores, labels: Labels) -> float:
-        of_labels = probability.take(_places(labels))
-        if self.keep == 1 and of_labels.min(initial=1.0) >= 1 / TAME:
-            return -sum_of_logs(of_labels)
-        value = sum_of_logs(total) + float(np.sum(highest)) - self._other * float(turned.sum())
-        return value - (self._own - self._other) * float(turned[labels, np.arange(len(labels))].sum())
+    def _apart(self, turned: Scores, highest: Scores, labels: Labels) -> Scores:
+        """highest - z_y of each row: small if it is right, which the sums over rows are not."""
+        apart = highest - (self._own - self._other) * turned[labels, np.arange(len(labels))]
+        return np.asarray(apart - self._other * turned.sum(axis=0) if self._other else apart)
 
     def add_targets(self, turned: Scores, times: float, labels: Labels) -> None:
         """Add ``times`` the one-hot labels; with noisy labels, ``times`` their targets."""

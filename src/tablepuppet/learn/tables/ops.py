@@ -163,7 +163,7 @@ def parameters(table: LocalTable, view: str, model: str, noisy: bool = False) ->
     return {"theta": part.theta}
 
 
-@op("model.keep", asked="validation, `save`, `tp.load`, `tp.forget`", releases=Release.COUNTS, returns={})
+@op("model.keep", asked="validation, linear `sgd`, `save`, `tp.load`, `tp.forget`", releases=Release.COUNTS, returns={})
 def keep(table: LocalTable, view: str, model: str) -> Values:
     """Store a copy of the current parameters."""
     part = held_parameters(table, model)
@@ -171,7 +171,12 @@ def keep(table: LocalTable, view: str, model: str) -> Values:
     return {}
 
 
-@op("model.restore", asked="validation, `save`, `tp.load`, `tp.forget`", releases=Release.COUNTS, returns={})
+@op(
+    "model.restore",
+    asked="validation, linear `sgd`, `save`, `tp.load`, `tp.forget`",
+    releases=Release.COUNTS,
+    returns={},
+)
 def restore(table: LocalTable, view: str, model: str) -> Values:
     """Return to the stored copy of the parameters."""
     part = held_parameters(table, model)

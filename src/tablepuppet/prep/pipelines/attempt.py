@@ -285,7 +285,14 @@ class Attempt:
         return found
 
     def categories(self, column: Column) -> tuple[int, float]:
-        """(the number of categories of a text, the joined rows without one), as steps have left it."""
+        """(the number of categories of a text, the joined rows without one), as steps have left it.
+
+        What a ``min_group`` hides is not filled: then parties count what is left.
+        """
+        if column.is_filled and not self.counts_all(column):
+            wanted = self._wanted("prep.sums", column.alias, column.name, self.chain(column), column.size)
+            weights = self.statistics.derived(wanted)
+            return int(np.count_nonzero(weights)), self.statistics.rows - float(weights.sum())
         if column.weights is not None:
             return int(np.count_nonzero(column.weights)), column.missing
         found = self.statistics.categories(column.column, self.max_categories)
