@@ -168,26 +168,11 @@ def test_small_relations_end_by_rows_held_out(tmp_path: Path, shards: int, task:
 def test_networks_take_lbfgs(
     tmp_path: Path, shards: int, settings: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """ "auto" is the solver that is mostly first at a given loss, whatever the shards and other settings."""
+    """ "auto" is the solver that is mostly first at a given loss, whatever the rows, the shards and other settings."""
     monkeypatch.setattr("tablepuppet.learn.learners.network.SMALL", 1000)  # the relation has more rows
     train, _, _ = additive(tmp_path, shards)
     model = tp.MLPRegressor(hidden=(2,), tol=1e-2, **settings).fit(train)
     assert (model.solver_, model.history_[-1]["validation_loss"]) == ("lbfgs", None)
-
-
-@pytest.mark.parametrize(
-    ("shards", "often", "settings", "solver"),
-    [(1, 15, {}, "admm"), (1, 8, {}, "lbfgs"), (2, 15, {}, "lbfgs"), (1, 15, {"reduce": False}, "lbfgs")],
-)
-def test_networks_take_admm_where_few_rows_are_joined_often(
-    tmp_path: Path, shards: int, often: int, settings: dict[str, Any], solver: str
-) -> None:
-    """There "auto" is `admm`, unless shards have to agree or every joined row is computed."""
-    fed = tp.Federation(write_synthetic(tmp_path, Shape(2_000, shards, often)), verbose=False)
-    sql = """SELECT c.age, c.town, p.price, f.amount
-        FROM facts f JOIN customers c USING (customer_id) JOIN products p USING (product_id)"""
-    learner = tp.MLPRegressor(hidden=(2,), rounds=1, **settings)
-    assert learner.fit(fed.sql(sql, label="amount")).solver_ == solver
 
 
 def test_networks_with_noise_take_sgd() -> None:

@@ -146,7 +146,7 @@ class Learner(Planner):
         if self.privacy is not None and self.privacy.secure_sum:
             self._secure_sums(relation)
         prepared = relation.events.progress("prepare", f"{type(self).__name__}: preparing labels and features", 1)
-        self.solver_ = self._chosen_solver(relation)
+        self.solver_ = self._chosen_solver()
         self._promise = self._feature_promise(relation)
         self.plan_rounds(len(relation), partial(self._allowance, relation, validation))
         labels_first = self._check_budget(relation, validation)  # before anything is charged

@@ -9,7 +9,6 @@ from typing import Literal
 from tablepuppet.errors import PrivacyError
 from tablepuppet.learn.learners.learner import SINGLE_PRECISION_TOL, Array
 from tablepuppet.learn.learners.not_fitted import check_fitted
-from tablepuppet.learn.learners.planner import tables_of
 from tablepuppet.learn.learners.solver_learner import SolverLearner
 from tablepuppet.learn.learners.tasks import Classifier, Regressor
 from tablepuppet.learn.learners.validation import Watched
@@ -34,19 +33,7 @@ from tablepuppet.party.arguments import Layers, described, fits
 from tablepuppet.relation import Relation
 
 AUTO_LR = 0.1
-OFTEN = 12  # joined rows for each row of a table: then passes over tables cost little beside those over joined rows
 SMALL = 30_000  # joined rows: with fewer, a network overfits unless it is stopped early
-
-
-def _is_joined_often(relation: Relation) -> bool:
-    """Whether the tables with features, all in one shard, have few rows beside the joined ones.
-
-    A round of ADMM makes some 22 passes over the rows of tables where one of L-BFGS makes two, but needs about
-    a tenth as many rounds, each of which passes over the joined rows. Shards would have to agree in more trips.
-    """
-    aliases = tables_of(relation.query)
-    rows = sum(relation.mapping.tables[alias].rows for alias in aliases)
-    return OFTEN * rows <= len(relation) and all(len(relation.client.shards(alias)) == 1 for alias in aliases)
 
 
 def _are_layers(value: object) -> bool:
@@ -86,15 +73,13 @@ class NetworkLearner(SolverLearner):
         """Hidden layers, and an output for each score."""
         return Network(tuple(int(size) for size in self.hidden), outputs)
 
-    def _usual_solver(self, relation: Relation | None) -> Literal["admm", "sgd", "lbfgs"]:
-        """What takes the least time to a given loss: ADMM where few rows are joined often, else L-BFGS.
+    def _usual_solver(self) -> Literal["admm", "sgd", "lbfgs"]:
+        """L-BFGS: on six of seven relations it takes the least time of the three to a given loss.
 
-        ``python -m benchmarks.learning.network_solvers`` measures that. With noise on features, the better of the
-        solvers that support noise is chosen.
+        ``python -m benchmarks.learning.network_solvers`` measures that; ADMM is ahead where few rows are joined often.
+        With noise on features, the better of the solvers that support noise is chosen.
         """
-        if self._has_private_features:
-            return PRIVATE_SOLVER
-        return "admm" if relation is not None and _is_joined_often(relation) else "lbfgs"
+        return PRIVATE_SOLVER if self._has_private_features else "lbfgs"
 
     def _holds_out(self, relation: Relation) -> bool:
         """True for small relations: there networks overfit long before their objective stops falling.
@@ -168,8 +153,7 @@ class MLPRegressor(Regressor, NetworkLearner):
     """Regression by a sum over tables of small networks; l2 and lr are in units of the label's standard deviation.
 
     It cannot learn an interaction between columns of different tables: their predictions are only added. Unless
-    ``solver`` says otherwise, it is learned by L-BFGS, by ADMM where rows of tables are joined twelve times or more,
-    and with noise on features by noisy steps.
+    ``solver`` says otherwise, it is learned by L-BFGS, with noise on features by noisy steps.
     """
 
 
@@ -178,6 +162,5 @@ class MLPClassifier(Classifier, NetworkLearner):
     """Classification of two or more classes by a sum over tables of small networks.
 
     It cannot learn an interaction between columns of different tables: their predictions are only added. Unless
-    ``solver`` says otherwise, it is learned by L-BFGS, by ADMM where rows of tables are joined twelve times or more,
-    and with noise on features by noisy steps.
+    ``solver`` says otherwise, it is learned by L-BFGS, with noise on features by noisy steps.
     """

@@ -105,8 +105,8 @@ class Planner(FitAttributes, Estimator):
             return None
         raise PrivacyError(f"{type(self).__name__} cannot be fitted with noise on features: leave feature_epsilon out")
 
-    def _chosen_solver(self, relation: Relation | None = None) -> str | None:
-        """The name of the solver for a relation, or before there is one; None: it has none."""
+    def _chosen_solver(self) -> str | None:
+        """The name of the solver; None: it has none."""
         return None
 
     def more_rounds_by(self, rounds: int) -> str:

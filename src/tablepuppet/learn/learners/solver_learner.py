@@ -84,8 +84,8 @@ class SolverLearner(Learner):
         """Whether feature privacy uses noisy steps instead of noisy sums."""
         return self.solver_ == "sgd"
 
-    def _usual_solver(self, relation: Relation | None) -> Literal["admm", "sgd", "lbfgs"]:
-        """The solver that "auto" chooses for a relation, or before there is one."""
+    def _usual_solver(self) -> Literal["admm", "sgd", "lbfgs"]:
+        """The solver that "auto" chooses."""
         return "lbfgs"
 
     # The solver
@@ -119,9 +119,9 @@ class SolverLearner(Learner):
         """The name of the solver that was asked for."""
         return self.solver.name if isinstance(self.solver, Solver) else self.solver
 
-    def _chosen_solver(self, relation: Relation | None = None) -> str:
+    def _chosen_solver(self) -> str:
         asked = self.asked_solver
-        return self._usual_solver(relation) if asked == "auto" else asked
+        return self._usual_solver() if asked == "auto" else asked
 
     @property
     def solving(self) -> Solver:

@@ -151,7 +151,7 @@ class SplitLearner(Learner):
         """Those of a linear model: networks may have more parameters than rows, and learn if they stop early."""
         return width * outputs
 
-    def _chosen_solver(self, relation: Relation | None = None) -> str:
+    def _chosen_solver(self) -> str:
         return "adam"
 
     def more_rounds_by(self, rounds: int) -> str:
