@@ -35,6 +35,13 @@ ELSEWHERE = {
     "estimator": "learner",
     "n_clusters": "k",
     "n_components": "components",
+    # between `split` and folds
+    "by": "groups",
+    "stratify": "stratified",
+    "after": "time",
+    "groups": "by",
+    "stratified": "stratify",
+    "time": "after",
 }
 
 FORMULAS = {
@@ -70,6 +77,8 @@ def setting_meant(name: str, known: Iterable[str]) -> str:
 
     >>> setting_meant("max_iter", ["rounds", "seed"])
     "; here it is 'rounds'"
+    >>> setting_meant("by", ["groups", "stratified", "time"])
+    "; here it is 'groups'"
     >>> setting_meant("C", ["l2", "seed"])
     "; here it is 'l2': l2 = 1 / (C N) over N joined rows, half of that for LinearSVC"
     """
