@@ -413,7 +413,7 @@ CASES = [
         partial(way_back, removed=True),
     ),
     Advice(
-        "something else than before; was the job changed, a database in this process, or the version of ",
+        "something else than before; was the job changed, a database in this process, the version of tablepuppet, ",
         partial(resumed, anew=False),
         partial(resumed, anew=True),
     ),

@@ -1,7 +1,9 @@
 """``python -m benchmarks.fuzz --minutes 60 --seed 0``: ask parties what a hostile analyst would, and count the answers.
 
 Kinds of sessions take turns. Tables that demand noise, in two neighbouring worlds: nothing but the noisy values may
-differ, whichever op is asked, and nothing that is kept may tell of them over another table. Tables that demand nothing:
+differ, whichever op is asked, nor the class of time, and nothing that is kept may tell of them over another table. Work
+is counted in calls of functions in some sessions, and in seconds in all; a suspect is one only if it is found again,
+three times, in the same session run anew. Tables that demand nothing:
 there may be no error but those of `errors.py`, no value in one, and no reply or memory without bound. Tables that pool
 small groups: no statistic may depend on them, nor on which few rows share values, or lie far from others (planned.py).
 Ends with exit code 1 at the first finding, with the seed that repeats it. ``--holes`` takes guards out, one after the
@@ -48,6 +50,7 @@ from .worlds import (
     prepare_pooled,
     random_table,
     size_of,
+    slower,
     strict,
 )
 
@@ -57,6 +60,8 @@ OF_A_HOLE = 30  # sessions that may be needed until an open hole is found
 WARM = 10  # sessions of each kind before memory is looked at
 ROWS = (0, 1, 2, 5, 5, 8, 8, 8)  # of a table: where there are few, samples of them are mostly empty
 SINGLE_ROWS = BY_ROW | Release.IDS | Release.LABELS
+COUNTED = 3  # calls of functions are counted in every third session
+CONFIRMED = 3  # runs of a session that find the same request slower
 OTHER_SHAPES = 5  # requests of each private op that are earlier ones with an array of another shape
 
 
@@ -67,13 +72,19 @@ class FoundError(Exception):
     """Something that a promise does not hold for."""
 
 
+class SuspectError(Exception):
+    """A request whose time may depend on a cell."""
+
+
 def run_private(folder: Path, seed: int, counts: Counter[tuple[str, str]], requests: int = REQUESTS) -> None:
     """One session in two neighbouring worlds; `FoundError` if they can be told apart."""
     rng = np.random.default_rng([seed, 1])
     rows, labels = int(rng.choice(ROWS)), bool(rng.random() < 0.3)
     cells = random_table(rng, rows)
     worlds = [World(folder / "a", cells, strict()), World(folder / "b", neighbour(rng, cells, labels), strict())]
-    _compare("open", {}, [world.open() for world in worlds], labels, counts)
+    for world in worlds:
+        world.counts_calls = seed % COUNTED == 0
+    _compare_all("open", {}, [world.open() for world in worlds], labels, counts)
     maker, begin = prepare(worlds, rng)
     private = [op for op in _ops() if op.private]
     begin += [(op.name, given) for op in private for given in maker.of_each_kind(op)]
@@ -89,7 +100,7 @@ def run_private(folder: Path, seed: int, counts: Counter[tuple[str, str]], reque
             name, given = op.name, maker.arguments(op)
         seen = [world.ask(name, given, number) for world in worlds]
         maker.note(REGISTRY[name], given, seen[0].error is None)
-        _compare(name, given, seen, labels, counts)
+        _compare_all(name, given, seen, labels, counts)
 
 
 def run_open(folder: Path, seed: int, counts: Counter[tuple[str, str]], requests: int = REQUESTS) -> None:
@@ -183,6 +194,16 @@ def _compare(
         raise FoundError(f"op {op!r}: neighbours differ in {found}; arguments {given!r:.2000}")
 
 
+def _compare_all(
+    op: str, given: Mapping[str, Any], seen: list[Seen], labels: bool, counts: Counter[tuple[str, str]]
+) -> None:
+    """Also the class of time, where noise is demanded."""
+    _compare(op, given, seen, labels, counts)
+    found = slower(seen)
+    if found:
+        raise SuspectError(f"op {op!r}: neighbours differ in {found}; arguments {given!r:.2000}")
+
+
 def _check(op: str, given: Mapping[str, Any], seen: Seen, counts: Counter[tuple[str, str]]) -> None:
     counts[op, "answered" if seen.error is None else seen.error[0]] += 1
     if seen.error is not None and (CANARY in seen.error[1] or len(seen.error[1]) > 10_000):
@@ -202,7 +223,7 @@ def run_planned(folder: Path, seed: int, counts: Counter[tuple[str, str]]) -> No
 
 def run_kept(folder: Path, seed: int, counts: Counter[tuple[str, str]]) -> None:
     """Planned requests for what was kept of a table that demands noise; see planned.py."""
-    planned.run_kept(folder, seed, counts, _compare)
+    planned.run_kept(folder, seed, counts, _compare_all)
 
 
 KINDS = (run_private, run_open, run_pooled, run_together, run_planned, run_kept)  # of sessions
@@ -216,14 +237,26 @@ def fuzz(
     start, number = time.monotonic(), 0
     while (sessions is None or number < sessions) and (seconds is None or time.monotonic() - start < seconds):
         for run in kinds:
-            with tempfile.TemporaryDirectory(prefix="tablepuppet-fuzz-") as folder:
-                try:
-                    run(Path(folder), seed + number, counts)
-                except Exception as error:
-                    raise FoundError(f"{run.__name__} of seed {seed + number}: {error}") from error
+            try:
+                _run_confirmed(run, seed + number, counts)
+            except Exception as error:
+                raise FoundError(f"{run.__name__} of seed {seed + number}: {error}") from error
         number += 1
     counts["sessions", "run"] = len(kinds) * number
     return counts
+
+
+def _run_confirmed(run: Run, seed: int, counts: Counter[tuple[str, str]]) -> None:
+    """A session, and the same once more wherever a request was slower; an error if it is so each time."""
+    suspects: Counter[str] = Counter()
+    while True:
+        with tempfile.TemporaryDirectory(prefix="tablepuppet-fuzz-") as folder:
+            try:
+                return run(Path(folder), seed, counts)
+            except SuspectError as error:
+                suspects[str(error)] += 1
+                if suspects[str(error)] == CONFIRMED:
+                    raise
 
 
 def find(name: str, seed: int, sessions: int = OF_A_HOLE) -> str:

@@ -6,6 +6,8 @@ so that whatever differs after that does not come from noise.
 
 from __future__ import annotations
 
+import cProfile
+import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -92,6 +94,8 @@ class Seen:
     charges: list[tuple[Spending, str]] = field(default_factory=list)
     noised: list[Noised] = field(default_factory=list)
     failed: str = ""  # what was raised while values were computed that noise is added to
+    calls: int = 0  # of functions, of Python and of C, if they are counted
+    seconds: float = 0.0
 
 
 def random_table(rng: np.random.Generator, rows: int) -> dict[str, list[Any]]:
@@ -187,6 +191,7 @@ class World:
         key = KeySpec("id", ("id",), ("number",))
         self.scan = Scan("p", "t", "t", TYPES, outputs, ("",), (key,), (), ())
         self.rows, self._seen, self._session = len(cells["id"]), Seen(), SESSION
+        self.counts_calls = False  # which doubles the time of a session
 
     def open(self) -> Seen:
         """What is seen when the table is read."""
@@ -214,10 +219,17 @@ class World:
 
     def _observed(self, ask: Any) -> Seen:
         self._seen = Seen()
+        counter, begun = cProfile.Profile(subcalls=False), time.perf_counter()
         try:
+            if self.counts_calls:
+                counter.enable()
             self._seen.reply = ask()
         except TablePuppetError as error:  # whatever else is raised is a crash
             self._seen.error = (type(error).__name__, str(error))
+        finally:
+            counter.disable()
+        self._seen.seconds = time.perf_counter() - begun
+        self._seen.calls = sum(each.callcount for each in counter.getstats())
         return self._seen
 
     def _charge(self, cost: Spending, purpose: str, release: str | None, line: str) -> None:
@@ -346,6 +358,26 @@ def difference(op: str, seen: list[Seen], labels: bool) -> str | None:
         found = _too_far(op, one, other, labels)
         if found:
             return found
+    return None
+
+
+MORE_CALLS, MANY_CALLS = 4, 2_000  # times as many, and so many more, are another class of work
+MORE_SECONDS, MANY_SECONDS = 10, 0.2
+
+
+def slower(seen: list[Seen]) -> str | None:
+    """In which class of work or time the worlds differ; None if in none.
+
+    Something else may be the reason, once: a module that is imported, a busy machine. What it is of must be asked for
+    again in the same session, run anew.
+    """
+    here, there = seen
+    for what, one, other, times, least in (
+        ("work", here.calls, there.calls, MORE_CALLS, MANY_CALLS),
+        ("time", here.seconds, there.seconds, MORE_SECONDS, MANY_SECONDS),
+    ):
+        if abs(one - other) > least and max(one, other) > times * min(one, other):
+            return f"their class of {what}: {'more' if one > other else 'less'} in the first world"
     return None
 
 

@@ -58,6 +58,7 @@ from tablepuppet.wire.transport import Transport
 
 if TYPE_CHECKING:  # scikit-learn takes a second to load
     from tablepuppet.learn.learners.learner import Learner
+    from tablepuppet.learn.learners.search import Search
 
 Wire = Literal["float32", "float64"]
 ONE_STATISTIC = 1.25  # times its epsilon is charged for a statistic with noise, at most
@@ -374,7 +375,7 @@ class Federation:
         drop: Sequence[str] = (),
         max_categories: int = 256,
         prep: Pipeline | None = None,
-        learner: Learner | Literal["matrix"] | None = None,
+        learner: Learner | Search | Literal["matrix"] | None = None,
         privacy: Privacy | None = None,
     ) -> Relation:
         """The relation that a union of conjunctive queries describes; parties read what it needs.
@@ -383,8 +384,8 @@ class Federation:
         columns out; text with more than ``max_categories`` distinct values is no feature. ``prep`` is the pipeline
         that makes features of columns: by default missing numbers get their mean, numbers are standardised, and text
         becomes one column per category. Some parties let their operators approve a job before they read: then
-        ``learner`` says what the relation is for, a learner or "matrix", by default statistics only, and ``privacy``
-        which noise statistics will have; nothing else is answered.
+        ``learner`` says what the relation is for, a learner, a search or "matrix", by default statistics only, and
+        ``privacy`` which noise statistics will have; nothing else is answered.
 
         Raises QueryError, underlined, for what is no union of conjunctive queries over the catalog; ApprovalError while
         an operator has not approved the job.
@@ -425,7 +426,10 @@ class Federation:
         return Planned(planned, max_categories, [opening], pipeline)
 
     def open(
-        self, planned: Planned, learner: Learner | Literal["matrix"] | None = None, privacy: Privacy | None = None
+        self,
+        planned: Planned,
+        learner: Learner | Search | Literal["matrix"] | None = None,
+        privacy: Privacy | None = None,
     ) -> Relation:
         """The relation of a plan; parties read their tables now. ``learner`` and ``privacy``: see `sql`."""
         when_lost = WhenLost(self._stand_in, self.timeout, self._lost_or_back)
@@ -440,10 +444,11 @@ class Federation:
         raise AssertionError("the last try returns or raises")
 
     def _declared(
-        self, planned: Planned, learner: Learner | Literal["matrix"] | None, privacy: Privacy | None
+        self, planned: Planned, learner: Learner | Search | Literal["matrix"] | None, privacy: Privacy | None
     ) -> tuple[Declared, dict[str, float]]:
         """What parties are told that a relation is for, and the most that it spends on a table, by party."""
-        plan, name = planned.plan, learner if isinstance(learner, str) else type(learner).__name__
+        plan, used = planned.plan, getattr(learner, "learner", learner)  # that of a search
+        name = used if isinstance(used, str) else type(used).__name__
         if learner not in (None, "matrix") and not hasattr(learner, "planned_epsilons"):
             raise ConfigError('learner is a learner, such as tp.LogisticRegression(), or "matrix"')
         asked = privacy if learner is None or isinstance(learner, str) else learner.privacy

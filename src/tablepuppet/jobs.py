@@ -294,7 +294,9 @@ class Run:
             find_fields(planned.plan, ids)
         if learner is not None:
             job.check(learner, planned.plan)
-        return self.federation.open(planned, learner or make_learner(job.learner))
+        used = make_learner(job.learner) if learner is None else learner
+        search = None if learner is None or job.search is None else job.search.of(learner)
+        return self.federation.open(planned, search or used)
 
     def sides(self, learner: Learner | None = None) -> Sides:
         """The job's relation, split; LearnError if a side is empty, and for a ``learner`` that is to be trained

@@ -169,6 +169,13 @@ class Relation:
         }
 
     @property
+    def approved(self) -> dict[str, float]:
+        """The epsilon that operators were asked to approve for it, by party, where a table needs their approval."""
+        epsilons, tables = self._session.settings.epsilons, self.plan.tables.values()
+        needed = [shard.party for table in tables for shard in table.shards if shard.require_approval]
+        return {party: epsilons.get(party, 0.0) for party in needed}
+
+    @property
     def events(self) -> Events:
         """Where events are emitted."""
         return self._session.events

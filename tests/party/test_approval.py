@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import time
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -19,6 +20,7 @@ from tablepuppet.party.ops import REGISTRY
 from tablepuppet.party.report import spent
 from tablepuppet.party.service import Party
 from tests.party.policed import CANARY, audit_lines, federation, open_party, write_file
+from tests.relations import in_process
 
 SQL = "SELECT credit, fraud FROM cards WHERE day < 6"
 
@@ -150,13 +152,13 @@ def test_a_withdrawn_approval_ends_at_once(bank: Party, tmp_path: Path) -> None:
         ask(bank, learner=learner)
 
 
-def private_bank(folder: Path) -> Party:
+def private_bank(folder: Path, epsilon: float = 100.0) -> Party:
     """A bank that demands noise and approval."""
     (folder / "state").mkdir()
     columns = 'credit = { uses = ["feature"], bounds = [-1100.0, 1100.0] }\nfraud = "label"\nday = "filter"'
     file = write_file(
         folder,
-        table="require_approval = true\nbudget = { epsilon = 100.0, delta = 1e-5 }",
+        table=f"require_approval = true\nbudget = {{ epsilon = {epsilon}, delta = 1e-5 }}",
         top='state_dir = "state"',
         columns=columns,
     )
@@ -183,6 +185,86 @@ def test_no_more_epsilon_is_spent_than_was_approved(tmp_path: Path) -> None:
     with pytest.raises(ApprovalError):
         ask(party, learner=more)
     assert [account.caller for account in spent(tmp_path / "party.toml")] == ["", "analyst"]
+
+
+def test_an_approval_that_ends_while_a_job_runs(bank: Party, tmp_path: Path) -> None:
+    """The job ends at the next op, with what to do; asked for again it waits, and goes through once it is approved."""
+    learner = tp.LogisticRegression(rounds=50, solver="sgd", tol=0.0)
+    with pytest.raises(ApprovalError) as waits:
+        ask(bank, learner=learner)
+    until = datetime.now(UTC) + timedelta(seconds=3)
+    decide(tmp_path / "state", name_in(waits.value), until.isoformat(timespec="seconds"))
+    relation = ask(bank, learner=learner)
+    rounds = []
+
+    def outlast(event: tp.Event) -> None:
+        if event.name == "fit":
+            rounds.append(event)
+            time.sleep(max(0.0, (until - datetime.now(UTC)).total_seconds()))
+
+    relation.events.subscribe(outlast)
+    with pytest.raises(ApprovalError, match=r"ended or was withdrawn, so the job ends here; run the same command"):
+        learner.fit(relation)
+    assert 0 < len(rounds) < 50
+    with pytest.raises(ApprovalError, match="again: the approval has ended"):
+        ask(bank, learner=learner)
+    decide(tmp_path / "state", name_in(waits.value), None)
+    learner.set_params(rounds=1).fit(ask(bank, learner=learner))
+
+
+SEARCHED = tp.LinearRegression(
+    privacy=tp.Privacy(feature_epsilon=2.0, prediction_epsilon=2.0, label_epsilon=1.0, label_bounds=(0.0, 1.0)),
+    rounds=2,
+)
+
+
+@pytest.mark.parametrize(
+    "search",
+    [tp.GridSearch(SEARCHED, {"l2": [0.1, 1.0]}, folds=2), tp.RandomSearch(SEARCHED, {"l2": [0.1, 1.0]}, 2, folds=2)],
+)
+def test_an_approval_is_for_a_whole_search(tmp_path: Path, search: Any) -> None:
+    """The operator is shown what all fits spend together, and they do not run out of it; for the learner alone less is
+    asked, and the search is refused before it spends anything.
+    """
+    party = private_bank(tmp_path)
+    alone = approved(party, tmp_path, learner=SEARCHED)
+    with pytest.raises(tp.PrivacyError, match=r"the search spends up to epsilon .* nothing was spent on it. Open the"):
+        search.fit(alone)
+    assert [account.spent for account in spent(tmp_path / "party.toml")] == [0.0]
+    relation = approved(party, tmp_path, learner=search)
+    assert [each.job.learner for each in list_jobs(tmp_path / "state")] == ["LinearRegression"] * 2
+    most = max(each.job.epsilon or 0.0 for each in list_jobs(tmp_path / "state"))
+    search.fit(relation)
+    search.evaluate(relation)
+    [everybody, *_] = spent(tmp_path / "party.toml")
+    assert 0.5 * most < everybody.spent < most
+
+
+def test_a_search_that_exceeds_a_budget_is_refused_before_it_begins(tmp_path: Path) -> None:
+    """Not in the middle, when part of it was spent."""
+    search = tp.GridSearch(SEARCHED, {"l2": [0.1, 1.0]}, folds=5)
+    relation = approved(private_bank(tmp_path, epsilon=15.0), tmp_path, learner=search)
+    with pytest.raises(tp.PrivacyError, match=r"is left of the 15 .* So the search would be refused before its end"):
+        search.fit(relation)
+    assert [account.spent for account in spent(tmp_path / "party.toml")] == [0.0]
+
+
+def test_all_parties_that_wait_are_named(tmp_path: Path) -> None:
+    """One error has the jobs of all operators, so that all can be asked at once."""
+    parties = {}
+    for name in ("north", "south"):
+        (tmp_path / name / "state").mkdir(parents=True)
+        file = write_file(tmp_path / name, table="require_approval = true", top='state_dir = "state"')
+        file.write_text(file.read_text().replace('name = "bank"', f'name = "{name}"'))
+        parties[name] = open_party(file)
+    fed = tp.Federation(dict.fromkeys(parties, "parquet:///unused"))
+    fed.engine = in_process(parties, "analyst")
+    with pytest.raises(ApprovalError) as waits:
+        fed.sql("SELECT credit FROM cards")
+    for name in parties:
+        assert re.search(rf"operator of party '{name}', job [0-9a-f]{{12}}", str(waits.value))
+        decide(tmp_path / name / "state", list_jobs(tmp_path / name / "state")[0].job.id, None)
+    assert len(fed.sql("SELECT credit FROM cards")) > 0
 
 
 def test_every_learner_and_op_has_its_work() -> None:

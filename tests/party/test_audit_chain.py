@@ -9,6 +9,8 @@ import signal
 import socket
 import subprocess
 import sys
+import time
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -305,3 +307,31 @@ def test_a_syslog_that_misses_lines_is_warned_of(tmp_path: Path, caplog: pytest.
             syslog.send(b"{}" * 100)
         told = [record.getMessage() for record in caplog.records]
     assert told == [f"syslog at {path} is too slow for the audit log: it misses lines, the file has them"]
+
+
+def test_syslog_by_a_local_socket(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Lines arrive one by one, whole and named; also at a daemon that starts later, or again, which is warned of."""
+    path, long = str(tmp_path / "log"), b"x" * 20_000
+
+    def take(syslog: Syslog, line: bytes) -> str:
+        """Start a daemon; that line, which is sent until it arrives."""
+        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as daemon:
+            daemon.bind(path)
+            daemon.settimeout(0.2)
+            while True:
+                syslog.send(line)
+                with suppress(TimeoutError):
+                    if line.decode() in (found := daemon.recv(1 << 16).decode()):
+                        return found
+
+    syslog = Syslog(path, "bank")
+    syslog.send(b"too early")
+    while not caplog.records:
+        time.sleep(0.01)
+    for line in (b'{"n":1}', long):
+        assert take(syslog, line) == f"<86>tablepuppet-bank: {line.decode()}"  # authpriv.info
+        Path(path).unlink()
+        syslog.send(b"between two daemons")
+    syslog.close()
+    told = {record.getMessage() for record in caplog.records}
+    assert told == {f"syslog at {path} does not take lines of the audit log now; the file has them"}

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import os
+import time
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
@@ -26,8 +27,9 @@ from tablepuppet.learn.private.steps import NoisySteps
 from tablepuppet.learn.tables.linear import Linear
 from tablepuppet.party.added_noise import GramNoise, PredictionNoise, SumNoise
 from tablepuppet.party.local_table import LocalTable
-from tablepuppet.party.ops import REGISTRY
+from tablepuppet.party.ops import REGISTRY, Op, Values
 from tablepuppet.party.policy import Policy
+from tablepuppet.party.release import Release
 from tablepuppet.privacy.accountant import Spending
 
 SESSIONS = int(os.environ.get("TABLEPUPPET_FUZZ_SESSIONS", "14"))
@@ -114,6 +116,48 @@ def test_what_breaks_the_promise_is_found(monkeypatch: pytest.MonkeyPatch, where
     monkeypatch.setattr(LocalTable, where, instead)
     with pytest.raises(fuzzing.FoundError, match="neighbours differ"):
         fuzzing.fuzz(SEED, sessions=SESSIONS)
+
+
+def works(table: LocalTable) -> None:
+    for _ in range(0 if table.snapshot.outputs["x"].null_count else 10_000):
+        abs(0)
+
+
+def sleeps(table: LocalTable) -> None:
+    time.sleep(0.0 if table.snapshot.outputs["x"].null_count else 0.3)
+
+
+@pytest.mark.parametrize(("passes", "what"), [(works, "work"), (sleeps, "time")])
+def test_time_that_depends_on_a_cell_is_found(monkeypatch: pytest.MonkeyPatch, passes: Any, what: str) -> None:
+    """Sessions find an op with noise of which nothing follows from a cell but its work, or only its time."""
+
+    def sums(table: LocalTable, view: str) -> Values:
+        def parts() -> Iterator[NDArray[np.float64]]:
+            passes(table)
+            yield np.zeros(1)
+
+        return {"sums": table.noisy(parts, (1,), 1.0, 1.0, "sums")}
+
+    op = Op(sums, "careless.sums", asked="never", releases=Release.STATISTICS, private=True)
+    monkeypatch.setitem(REGISTRY, "careless.sums", op)
+    begin = ("encode.build", "model.start", "split.start", "ridge.start", "rows.use")
+    monkeypatch.setattr(fuzzing, "REGISTRY", {name: REGISTRY[name] for name in (*begin, "careless.sums")})
+    monkeypatch.setattr(fuzzing, "COUNTED", 1)
+    with pytest.raises(fuzzing.FoundError, match=rf"careless.sums.*neighbours differ in their class of {what}"):
+        fuzzing.fuzz(SEED, sessions=SESSIONS, kinds=[fuzzing.run_private])
+
+
+def test_what_was_slower_once_is_no_finding() -> None:
+    """A busy machine, or a module that is imported when it is first used: the session is run anew, and forgiven."""
+    runs = []
+
+    def run(folder: Path, seed: int, counts: Counter[tuple[str, str]]) -> None:
+        runs.append(seed)
+        if len(runs) < 4:
+            raise fuzzing.SuspectError(f"request {len(runs) % 2}")
+
+    fuzzing.fuzz(SEED, sessions=1, kinds=[run])
+    assert runs == [SEED] * 4
 
 
 @pytest.mark.parametrize("forgetful", ["statistics.numbers", "statistics.crosstab", "prep.sums", "columns.numbers"])

@@ -142,7 +142,7 @@ CASES = [
     ),
     Advice("and no other setting; set those two only", partial(noisy, label_epsilon=2.0), noisy),
     Advice(
-        "nothing was spent; use a smaller feature_epsilon",
+        "nothing was spent; use a smaller epsilon",
         partial(budgeted, epsilon=3.0),
         lambda shop: -9 <= budgeted(shop, 1.5) <= 9,
     ),

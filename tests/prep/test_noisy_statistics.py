@@ -317,8 +317,8 @@ def test_a_column_that_is_known_otherwise_is_told(tmp_path: Path) -> None:
 
 
 def test_ledgers_are_charged_what_is_stated(tmp_path: Path) -> None:
-    """Each party's ledger has the epsilon of ``spent``, by Renyi divergences a little more; what exceeds a budget is
-    refused before anything is charged.
+    """Each party's ledger has the epsilon of ``spent``, by Renyi divergences a little more, which is stated too; what
+    exceeds a budget is refused before anything is charged.
     """
     world = World(tmp_path, Budget(epsilon=1.5, delta=1e-5, require_dp=True))
     relation = world.federation().sql("SELECT v.x, v.kind, c.z FROM visits v JOIN cards c ON v.k = c.k")
@@ -329,6 +329,9 @@ def test_ledgers_are_charged_what_is_stated(tmp_path: Path) -> None:
     for epsilon in spent.values():
         assert 0.8 <= epsilon < 1.1
     assert found.spent.tables == pytest.approx({"visits": 0.8, "cards": 0.8}, rel=1e-5)
+    charged = {tuple(name.split(".")): each.epsilon for name, each in found.spent.charged.items()}
+    assert charged == pytest.approx(spent, rel=1e-6)
+    assert re.search(r"charged to budgets: .*shop.visits 0\.8\d+ at delta 1e-05", str(found.spent))
     with pytest.raises(tp.PrivacyError, match=r"profile: party '.*', table .* is left of the 1.5 .*nothing was spent"):
         relation.profile(privacy=tp.Privacy(feature_epsilon=1.4), bounds=bounds)
     assert {key: cost.epsilon(1e-5) for key, cost in world.spent().items()} == spent
@@ -382,6 +385,7 @@ def test_commands_add_noise(tmp_path: Path) -> None:
     told = CliRunner().invoke(app, ["profile", *asked, "--epsilon", "1", "--output", str(page)])
     assert told.exit_code == 0, told.output
     assert "All numbers have noise" in page.read_text(encoding="utf-8")
+    assert "charged" not in str(told.output)  # nobody keeps a budget here
     assert "give --epsilon too" in str(CliRunner().invoke(app, ["describe", *asked]).exception)
     alone = CliRunner().invoke(app, ["describe", *asked[:2], "--delta", "1e-6"])
     assert "--delta, --bounds and --max-times are for noise" in str(alone.exception)

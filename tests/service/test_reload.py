@@ -178,3 +178,32 @@ def test_an_operator_lists_and_ends_sessions(store: Store) -> None:
     store.parties["store"].end()
     away = run_command("party", "sessions", file)
     assert (away.returncode, "is not being served" in away.stderr) == (1, True)
+
+
+def test_a_database_that_starts_later(store: Store) -> None:
+    """After a reboot the party serves before its database does: it is not healthy, refuses by a reference, takes over
+    other rules meanwhile, and works once the database is there.
+    """
+    party, database = store.parties["store"], Path(store.urls["store"].partition("://")[2])
+    party.end()
+    away = database.rename(database.with_name("away"))
+    party.start()
+    assert "the database does not answer, and requests that need it are refused until it does" in store.log
+    assert store.metrics()["database_up",] == 0
+    fed = store.federation(timeout=1.0)
+    with pytest.raises(tp.PartyError, match="database not available, reference"):
+        fed.sql("SELECT x, y FROM items", label="y")
+    assert "the party file was read again" in store.reload(ITEMS, ITEMS.replace("1", "61"))
+    away.rename(database)
+    while store.log.count("the database answers, and all published tables are there") < 1:
+        assert party.is_running()
+        time.sleep(0.1)
+    with pytest.raises(tp.PrivacyError, match="min_rows"):
+        store.federation().sql("SELECT x, y FROM items", label="y").describe()
+    assert len(store.federation().sql("SELECT x, y FROM orders", label="y")) == 40
+    away = database.rename(away)
+    assert "does not answer" in store.reload("[tables.items", "[tables.itmes")
+    away.rename(database)
+    while "the database answers, but it is not as the party file says: " not in store.log:
+        assert party.is_running()
+        time.sleep(0.1)

@@ -75,11 +75,11 @@ def test_an_op_that_does_not_say_what_it_rests_on(
         assert bank(tmp_path / "free", "min_group = 0" + more).run("s", "careless") == {"mean": seen[0]}
 
 
-@pytest.mark.parametrize("rows", [1, 4, np.array([[30, 0], [26, 4]]), None])
+@pytest.mark.parametrize("rows", [1, 4, np.array([[30, 0], [26, 4]]), None, ROWS + 1])
 def test_an_op_that_says_it_and_publishes_a_small_group(
     tmp_path: Path, register: Callable[..., None], rows: Any
 ) -> None:
-    """One small group among many, or a value that came without its groups: nothing of the reply leaves."""
+    """One small group among many, a value without its groups, or with more rows than there are: nothing leaves."""
 
     def careless(table: LocalTable) -> dict[str, Any]:
         value = of_one_row(table)

@@ -4,17 +4,24 @@ from __future__ import annotations
 
 import logging
 import re
+import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import pyarrow as pa
 import pytest
 from adbc_driver_postgresql import dbapi
 
 import tablepuppet as tp
+from benchmarks.proxy import Proxy
 from tablepuppet.errors import PartyError
 from tablepuppet.federation import Planned
+from tablepuppet.party.config import Limits
 from tablepuppet.party.database import Reader, UnavailableError
+from tablepuppet.party.databases import mysql
 from tablepuppet.party.databases.delivering import replace_rows
 from tablepuppet.party.databases.urls import open_database
 from tablepuppet.party.policy import EVERY_USE, ColumnRule, Policy, TableRule
@@ -120,6 +127,48 @@ def test_a_connection_to_mariadb_that_is_lost(mariadb_url: str) -> None:
         with database.reader() as reader:
             found = reader.source("t", {"id": "UBIGINT"})
             assert found.connection.execute(f"SELECT count(*) FROM {found.sql}").fetchall() == [(50,)]
+
+
+@pytest.mark.parametrize("how", ["lost", "silent"])
+def test_an_outage_of_mariadb(
+    how: str, mariadb_url: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It goes away, or falls silent, while rows are read: the request ends, at the latest with its time, and callers
+    get a reference. What a party has in memory is answered meanwhile, and when the server is back all of it.
+    """
+    monkeypatch.setattr(mysql, "CANCEL", 1.0)
+    limits, port = Limits(request_seconds=4.0), urlsplit(mariadb_url).port
+    policy = Policy(limits=limits, others=TableRule(others=ColumnRule(EVERY_USE)))
+    assert port is not None
+    with ExitStack() as stack:
+        direct = stack.enter_context(mariadb_server.new_database(mariadb_url, "outage"))
+        stack.enter_context(caplog.at_level(logging.ERROR, "tablepuppet.party"))
+        mariadb_server.execute(
+            direct,
+            "CREATE TABLE t AS SELECT seq AS id, seq * 1.5 AS x, seq * 2.5 AS y FROM seq_1_to_50",
+            "CREATE VIEW slow AS SELECT x FROM t JOIN seq_1_to_20 WHERE sleep(0.01) = 0",
+        )
+        proxy = stack.enter_context(Proxy("127.0.0.1", port))
+        url = direct.replace(f":{port}/", f":{proxy.port}/")
+        fed = calling(stack.enter_context(served({"bank": url}, policy=policy, limits=limits)), timeout=20.0)
+        relation = fed.sql("SELECT x, y FROM t", "y")
+        model = tp.LinearRegression().fit(relation)
+        pool = stack.enter_context(ThreadPoolExecutor(1))
+        asked = pool.submit(fed.sql, "SELECT x FROM slow")
+        reads = "SELECT count(*) FROM information_schema.processlist WHERE info LIKE '/* tablepuppet/bank */%'"
+        while mariadb_server.execute(direct, reads) == [(0,)]:
+            time.sleep(0.05)
+        proxy.cut() if how == "lost" else proxy.stall()
+        error = asked.exception(60)
+        assert isinstance(error, PartyError)
+        assert "MySQL: the connection to 127.0.0.1" in _logged(error, caplog)
+        assert len(model.predict(relation)) == 50
+        if how == "lost":
+            with pytest.raises(PartyError, match="database not available, reference"):
+                model.predict(relation, ids=["id"])
+        proxy.restore()
+        assert len(model.predict(relation, ids=["id"])) == 50
+        assert len(fed.sql("SELECT x FROM t")) == 50
 
 
 def _read_when_killed(url: str, reader: Reader) -> None:

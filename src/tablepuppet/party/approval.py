@@ -203,6 +203,14 @@ class Approvals:
             self._seen = seen
         return self._decided
 
+    def ended(self) -> ApprovalError:
+        """The error for a job whose approval is over while it runs."""
+        return ApprovalError(
+            f"party {self._party!r}: the approval has ended or was withdrawn, so the job ends here; run the same "
+            f"command, or open the relation again, to ask for it once more (policy rule {RULE})",
+            rule=RULE,
+        )
+
     def refusal(self, reason: str) -> PrivacyError:
         """The error for what an approval does not allow."""
         return PrivacyError(f"party {self._party!r}: {reason} (policy rule {RULE})", rule=RULE)
@@ -231,14 +239,14 @@ class Approval:
         if jobs:
             what = f"job {jobs[0].id[:SHORT]} is approved for {jobs[0].work}, which does not ask for op {op!r}"
             raise self.approvals.refusal(f"{what}; open the relation by fed.sql(..., learner=...) for another job")
-        raise self.approvals.refusal("the approval has ended or was withdrawn; open the relation again to ask for it")
+        raise self.approvals.ended()
 
     def spend(self) -> Spend:
         """What may be spent in all on a table."""
         for each in self._decisions():
             if each.state == "approved":
                 return Spend(f"job {each.job.id} {each.decided}", each.job.epsilon, each.job.delta)
-        raise self.approvals.refusal("the approval has ended or was withdrawn; open the relation again to ask for it")
+        raise self.approvals.ended()
 
 
 class Listed(msgspec.Struct, frozen=True):

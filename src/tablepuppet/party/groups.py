@@ -5,6 +5,8 @@ the policy's ``min_group`` says; else nothing of the reply leaves. An op that re
 of its reply what it rests on (`OfGroups`, `OfRows`, `OfNoCell` in returns.py): without that, a table with a
 ``min_group`` refuses the op before a row is read. Values that rest on groups are returned as `Grouped`, with how many
 different rows are in every group: those that are published, and those that follow as differences of published ones.
+How many they are is the op's word, except that no group has more different rows than the relation: an op that counts
+how often rows are joined is refused.
 
 Ops pool or leave out small groups by themselves, so that honest requests get an answer. This check is for those that
 do not: whoever writes an op cannot forget it.
@@ -73,11 +75,15 @@ def published(op: Op, table: LocalTable, arguments: Mapping[str, Any]) -> Values
     values = op(table, arguments)
     if table.grant.rules.min_group > 1 and not op.is_private(arguments):
         for name, declared in (op.returns or {}).items():
-            if isinstance(declared, OfGroups) and not _are_enough(table, values.get(name)):
+            if isinstance(declared, OfGroups) and not _are_enough(table, values.get(name), arguments.get("view")):
                 reason = f"op {op.name!r} would release something of fewer rows than a group must have"
                 raise table.grant.refusal("min_group", reason)
     return {name: each.value if isinstance(each, Grouped) else each for name, each in values.items()}
 
 
-def _are_enough(table: LocalTable, value: Any) -> bool:
-    return isinstance(value, Grouped) and bool(table.grant.is_group(np.asarray(value.rows)).all())
+def _are_enough(table: LocalTable, value: Any, view: object) -> bool:
+    """Whether groups are large enough, and none larger than the relation: then copies of rows were counted."""
+    if not isinstance(value, Grouped):
+        return False
+    rows = np.asarray(value.rows)
+    return bool(table.grant.is_group(rows).all() and (rows <= table.different_rows(view)).all())

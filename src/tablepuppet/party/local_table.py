@@ -202,6 +202,11 @@ class LocalTable:
         found = self.views[view] if isinstance(view, str) and view in self.views else None
         return len(found.row_ids) if isinstance(found, RelationRows) else self.snapshot.rows
 
+    def different_rows(self, view: object) -> int:
+        """How many different rows a relation has; those of the snapshot if no relation is named."""
+        found = self.views[view] if isinstance(view, str) and view in self.views else None
+        return int(np.count_nonzero(found.firsts)) if isinstance(found, RelationRows) else self.snapshot.rows
+
     def begin(self, place: Place | None = None) -> None:
         """Begin an op. Its unique place among the session's requests names its noisy releases.
 

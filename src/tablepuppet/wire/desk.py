@@ -185,7 +185,8 @@ class Desk:
             if request.sequence != line.done + 1:
                 raise PartyError(
                     f"party {self.party.name!r}: request {request.sequence} of this session came after request "
-                    f"{line.done}; one was lost, came twice or overtook another. Open the relation again, by fed.sql"
+                    f"{line.done}; one was lost, came twice or overtook another. This run cannot go on: start "
+                    "the run again"
                 )
             return self.journal.add(key, request) if self.journal is not None else 0
         except TablePuppetError as error:

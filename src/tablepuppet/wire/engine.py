@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import NamedTuple
 
+from tablepuppet.errors import ApprovalError
 from tablepuppet.party.request import UNDECLARED, Reply, Request
 from tablepuppet.runs.events import Events
 from tablepuppet.runs.records import TripRecord
@@ -122,9 +123,14 @@ def call_all(engine: Engine, calls: Calls, answered: Callable[[int], None] | Non
     """Many calls at the same time, one trip; replies in the order of the calls.
 
     ``answered`` receives how many have answered, each time one does. If calls fail, the first of their errors is
-    raised after all have ended.
+    raised after all have ended; jobs that wait for approval at several parties are all in it.
     """
-    return [_reply(outcome) for outcome in engine.trip(calls, answered=answered)]
+    outcomes = engine.trip(calls, answered=answered)
+    waiting = [outcome for outcome in outcomes if isinstance(outcome, ApprovalError)]
+    failed = [outcome for outcome in outcomes if isinstance(outcome, BaseException)]
+    if len(waiting) > 1 and len(waiting) == len(failed):
+        raise ApprovalError("\n".join(map(str, waiting)), rule=waiting[0].rule) from waiting[0]
+    return [_reply(outcome) for outcome in outcomes]
 
 
 def try_all(engine: Engine, calls: Calls, patience: float | None = None) -> list[Reply | LostError]:

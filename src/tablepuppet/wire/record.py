@@ -121,7 +121,8 @@ class RecordedTransport(Transport):
             if stored.mark != digest:
                 raise LearnError(
                     f"this run cannot be resumed: it asks party {self._name!r} something else than before; was the "
-                    "job changed, a database in this process, or the version of tablepuppet? Train it again"
+                    "job changed, a database in this process, the version of tablepuppet, or a file of the record cut "
+                    "short? Train it again"
                 )
             if not stored.header:
                 raise LostError(f"party {self._name!r} did not answer then, as the record of this run says")

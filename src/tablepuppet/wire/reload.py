@@ -9,17 +9,22 @@ All other sessions go on. A new certificate needs a new listener: the old one fi
 from __future__ import annotations
 
 import logging
+import threading
+import time
+import weakref
 
 import msgspec
 
-from tablepuppet.errors import ConfigError
+from tablepuppet.errors import ConfigError, TablePuppetError
 from tablepuppet.party.config import PartyFile
+from tablepuppet.party.database import UnavailableError
 from tablepuppet.party.metrics import Metrics
-from tablepuppet.party.published import open_deliveries, open_published
+from tablepuppet.party.published import Published, open_deliveries, open_published
 from tablepuppet.party.tls_files import read_tls_files
 from tablepuppet.wire.flight_server import FlightServer, ServerTls
 
 log = logging.getLogger("tablepuppet.party")
+RETRY = 5.0  # seconds after which a database that does not answer is asked again
 AT_ONCE = (
     "allow",
     "tables",
@@ -45,7 +50,7 @@ def reload(
         raise ConfigError("tls: it is turned on or off by a restart only")
     tls = None if settings.tls is None else ServerTls.of(read_tls_files(settings.tls, "party"))
     database = open_published(settings)
-    database.tables()  # a table or column that is not there is known now
+    check_tables(database)
     policy = settings.policy()
     server.desk.party.adopt(policy, database, open_deliveries(settings), None if tls is None else tls.identity)
     if metrics is not None:
@@ -55,6 +60,36 @@ def reload(
     if later:
         log.warning("the party file has changes that need a restart, and have no effect yet: %s", ", ".join(later))
     return tls, settings
+
+
+def check_tables(database: Published) -> None:
+    """PartyError if a published table or column is not there.
+
+    A database that does not answer, as after a reboot, is no reason not to serve, nor to go on under old rules: the log
+    says so, and again when it answers. Until then requests that need it are refused.
+    """
+    try:
+        database.tables()
+    except UnavailableError as error:
+        log.error("the database does not answer, and requests that need it are refused until it does: %s", error)
+        threading.Thread(target=_check_when_back, args=(weakref.ref(database),), name="database", daemon=True).start()
+
+
+def _check_when_back(known: weakref.ref[Published]) -> None:
+    """Check the tables of a database that did not answer, for as long as it is served."""
+    while True:
+        time.sleep(RETRY)
+        database = known()
+        try:
+            if database is not None:
+                database.tables()
+                log.info("the database answers, and all published tables are there")
+            return
+        except UnavailableError:
+            del database
+        except TablePuppetError as error:
+            log.error("the database answers, but it is not as the party file says: %s", error)
+            return
 
 
 def changed(before: PartyFile, now: PartyFile) -> frozenset[str]:

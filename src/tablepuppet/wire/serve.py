@@ -41,7 +41,7 @@ from tablepuppet.wire.flight_server import FlightServer, ServerTls
 from tablepuppet.wire.health import Health
 from tablepuppet.wire.journal import Journal
 from tablepuppet.wire.metrics_page import PATH, MetricsPage
-from tablepuppet.wire.reload import reload
+from tablepuppet.wire.reload import check_tables, reload
 from tablepuppet.wire.signals import Signals
 
 log = logging.getLogger("tablepuppet.party")
@@ -51,7 +51,7 @@ CHECK = 1.0  # seconds between looks for silent sessions and connections
 def start(settings: PartyFile, metrics: Metrics | None = None) -> FlightServer:
     """The service of a party file, listening; ConfigError or PartyError if something it needs is not there.
 
-    ``metrics`` count what it does.
+    Its database may start later: what needs it is refused until then. ``metrics`` count what it does.
     """
     key = read_blinding_key(Path(settings.blinding_key))
     tls = None if settings.tls is None else read_tls_files(settings.tls, "party")
@@ -75,7 +75,7 @@ def _served(
     if tls is not None and tls.warning:
         log.warning("%s", tls.warning)
     database = open_published(settings)
-    database.tables()  # a database that cannot be read is known now
+    check_tables(database)
     party = Party(
         settings.name,
         database,

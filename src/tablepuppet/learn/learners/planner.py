@@ -19,7 +19,7 @@ from sklearn.base import clone
 from tablepuppet.errors import PrivacyError
 from tablepuppet.learn.learners.estimator import Estimator
 from tablepuppet.learn.loss.joined_loss import JoinedLoss
-from tablepuppet.learn.private.budget_check import check_budget
+from tablepuppet.learn.private.budget_check import MARGIN, TableCosts, added, approved_epsilons, check_budget
 from tablepuppet.learn.private.feature_promise import FeaturePromise
 from tablepuppet.learn.private.planned_releases import Planning
 from tablepuppet.learn.private.promise import (
@@ -33,7 +33,6 @@ from tablepuppet.learn.solve.schedule import Schedule
 from tablepuppet.learn.specs import Spec
 from tablepuppet.operators.client import Client
 from tablepuppet.prep.pipelines.pipeline import DEFAULT, Pipeline, refuse_noisy_labels, refuse_with_noise
-from tablepuppet.privacy.accountant import Spending
 from tablepuppet.privacy.funds import rounded_up
 from tablepuppet.privacy.settings import Privacy
 from tablepuppet.relation import Relation
@@ -41,7 +40,6 @@ from tablepuppet.sql.plan import Plan
 from tablepuppet.sql.query import Query
 
 Array = NDArray[np.float64]
-SLACK = 1.05  # rows that take part may be fewer than the catalog says, which changes costs a little
 
 
 class FitAttributes:
@@ -165,19 +163,20 @@ class Planner(FitAttributes, Estimator):
         if self.privacy is None:
             return {}
         if plan.query.label is None:  # a relation to predict
-            return dict.fromkeys(plan.parties, rounded_up(SLACK * (self.privacy.prediction_epsilon or 0.0)))
-        planner = clone(self)  # planning leaves its traces
-        planner.predictions_to_come = max(1, self.predictions_to_come)
+            return dict.fromkeys(plan.parties, rounded_up(MARGIN * (self.privacy.prediction_epsilon or 0.0)))
         rows = {alias: table.rows for alias, table in plan.tables.items()}
+        features, labels = self.planned_costs(plan, rows, max_categories, prep, max(1, self.predictions_to_come))
+        return approved_epsilons(added([features, labels]), self.privacy.delta)
+
+    def planned_costs(
+        self, plan: Plan, rows: Mapping[str, int], max_categories: int, prep: Pipeline, predictions: int
+    ) -> tuple[TableCosts, TableCosts]:
+        """The most that a fit with noise, and so many predictions after it, spend on features, and on labels."""
+        assert self.privacy is not None, "without noise nothing is spent"
+        planner = clone(self)  # planning leaves its traces
+        planner.predictions_to_come = predictions
         planned = planner.check_rounds(plan, rows, max_categories, prep).fit(self.privacy)
-        costs: dict[tuple[str, str], Spending] = {}
-        for kind in (False, True):
-            for table, cost in planned.costs(labels=kind).items():
-                costs[table] = costs.get(table, Spending()) + cost
-        found: dict[str, float] = {}
-        for (party, _), cost in costs.items():
-            found[party] = max(found.get(party, 0.0), rounded_up(SLACK * cost.epsilon(self.privacy.delta)))
-        return found
+        return planned.costs(labels=False), planned.costs(labels=True)
 
     @property
     def _has_private_features(self) -> bool:

@@ -50,12 +50,16 @@ from tablepuppet.learn.learners.search_prep import (
 )
 from tablepuppet.learn.learners.search_scores import SearchScores
 from tablepuppet.learn.loss.measures import Metrics
+from tablepuppet.learn.private.budget_check import TableCosts, added, approved_epsilons, check_together
 from tablepuppet.learn.settings import check_whole
 from tablepuppet.learn.solve.allowance import counts_replies
+from tablepuppet.prep.pipelines.pipeline import DEFAULT, Pipeline
+from tablepuppet.privacy.settings import Privacy
 from tablepuppet.relation import Relation
 from tablepuppet.runs.events import one_run
 from tablepuppet.runs.figures import metric_name, metrics_line, setting_text
 from tablepuppet.spelling import class_checked, did_you_mean, names_checked, shows
+from tablepuppet.sql.plan import Plan
 from tablepuppet.wire.in_step import in_step
 
 LOWER_IS_BETTER = ("log_loss", "rmse")
@@ -65,6 +69,7 @@ MOST = 10_000  # candidates
 KEPT = 3  # one of this number of candidates continues, with this many times the rows
 FEWEST = 200  # rows of the table that is dealt to folds: fewer say too little of a candidate
 ROWS_IN_STEP = 10_000_000  # joined rows of folds that are fitted at a time: each takes memory
+_COMPARED = 1e-5  # the delta at which costs of candidates are compared
 Settings = dict[str, Any]
 
 
@@ -119,6 +124,10 @@ class Search(BaseEstimator):  # type: ignore[misc]
             relation, self.folds, self.seed, groups=self.groups, stratified=self.stratified, time=self.time
         )
         rungs = self._rungs(len(candidates), folding.rows)
+        if self.privacy is not None and not scores.has_any:
+            taken = {alias: table.rows for alias, table in relation.client.tables.items()}
+            costs = self._planned_costs(relation.plan, taken, relation.max_categories, relation.prep)
+            check_together("search", costs, relation.funds(), relation.approved, self.privacy.delta)
         fits = sum(rung.candidates for rung in rungs) * self.folds
         learner = type(self.learner).__name__
         what = f"{learner}: trying {len(candidates)} settings on {self.folds} folds"
@@ -168,6 +177,42 @@ class Search(BaseEstimator):  # type: ignore[misc]
             self._with(settings).check_settings()
             check_prep(settings)
         return candidates
+
+    @property
+    def privacy(self) -> Privacy | None:
+        """That of the learner, which each of its fits promises for itself."""
+        return self.learner.privacy
+
+    def planned_epsilons(self, plan: Plan, max_categories: int, prep: Pipeline = DEFAULT) -> dict[str, float]:
+        """The most that all fits of the search spend on a table, by party, for operators who approve it."""
+        if self.privacy is None or plan.query.label is None:
+            return self.learner.planned_epsilons(plan, max_categories, prep)
+        rows = {alias: table.rows for alias, table in plan.tables.items()}
+        return approved_epsilons(self._planned_costs(plan, rows, max_categories, prep), self.privacy.delta)
+
+    def _planned_costs(self, plan: Plan, rows: Mapping[str, int], max_categories: int, prep: Pipeline) -> TableCosts:
+        """Of each stage as many fits as folds, with the candidates that cost most, and the last fit on all rows.
+
+        Noisy labels cost once, however often they are asked for.
+        """
+        candidates, label = self.check(), plan.query.label
+        assert label is not None, "a search has one"
+
+        def costs(share: float, predictions: int) -> list[tuple[TableCosts, TableCosts]]:
+            learned = {**rows, label.alias: max(1, round(share * rows[label.alias]))}
+            found = [
+                self._with(each).planned_costs(plan, learned, max_categories, pipeline_of(each, prep), predictions)
+                for each in candidates
+            ]
+            return sorted(found, key=lambda each: -_most(each[0]))
+
+        last = costs(1.0, max(1, self.learner.predictions_to_come))
+        labels = {tuple(sorted(labels.items(), key=lambda each: each[0])) for _, labels in last}
+        spent: list[TableCosts] = [last[0][0], *map(dict, labels)]
+        for rung in self._rungs(len(candidates), rows[label.alias]):
+            of_folds = costs(rung.share * (1 - 1 / self.folds), 2)[: rung.candidates]  # both sides are measured
+            spent += [features for features, _ in of_folds] * self.folds
+        return added(spent)
 
     def _with(self, settings: Mapping[str, Any]) -> Learner:
         own = {name: value for name, value in settings.items() if not is_of_prep(name)}
@@ -313,6 +358,10 @@ class Search(BaseEstimator):  # type: ignore[misc]
         if name in LEFT_BY_FIT:
             raise NotFittedError(f"this {_kind(self)} is not fitted yet: call fit with a relation first")
         raise AttributeError(f"{_kind(self)!r} object has no attribute {name!r}", name=name, obj=self)
+
+
+def _most(costs: TableCosts) -> float:
+    return max((cost.epsilon(_COMPARED) for cost in costs.values()), default=0.0)
 
 
 def _kind(search: Search) -> str:

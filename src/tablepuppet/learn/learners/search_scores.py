@@ -51,6 +51,11 @@ class SearchScores:
             )
         return found
 
+    @property
+    def has_any(self) -> bool:
+        """Whether something was measured before: the search goes on."""
+        return bool(self._found)
+
     def has(self, place: int, share: float, fold: int) -> bool:
         """Whether a candidate was measured on a fold."""
         return (place, share, fold) in self._found

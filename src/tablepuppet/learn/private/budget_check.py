@@ -1,4 +1,4 @@
-"""Whether parties' budgets allow a whole fit, before its first charge.
+"""Whether parties' budgets allow a whole fit, or all fits of a search, before the first charge.
 
 Input: the planned releases of a fit, and what each party says is left of its budgets. Output: nothing, or one
 PrivacyError that names party, table, what is left, what is needed and which epsilon would fit. It uses no row data.
@@ -8,17 +8,20 @@ Nothing is reserved: if others spend the budget between this check and the last 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from tablepuppet.errors import PrivacyError
 from tablepuppet.learn.private.planned_releases import PlannedFit, Planning
 from tablepuppet.privacy.accountant import Spending
-from tablepuppet.privacy.funds import Funds, PartysFunds
+from tablepuppet.privacy.funds import Funds, PartysFunds, rounded_up
 from tablepuppet.privacy.settings import Privacy
+from tablepuppet.runs.figures import number
 from tablepuppet.sql.plan import Plan
 
+TableCosts = Mapping[tuple[str, str], Spending]  # by party and table in lower case
+MARGIN = 1.05  # rows that take part may be fewer than the catalog says, which changes costs a little
 EPSILONS = ("label_epsilon", "feature_epsilon", "prediction_epsilon")
 SMALLEST = 1e-3  # share of the requested epsilon: smaller ones are not suggested
 TRIES, SLOW_TRIES = 24, 4  # epsilons to try; where each takes seconds, the first that fits is used
@@ -58,6 +61,46 @@ def funds_of(plan: Plan) -> PartysFunds:
     """The remaining budgets of a plan's tables, from the catalog."""
     shards = [shard for table in plan.tables.values() for shard in table.shards if shard.funds]
     return {(shard.party, shard.name.lower()): shard.funds for shard in shards}
+
+
+def added(costs: Iterable[TableCosts]) -> TableCosts:
+    """The sum of costs."""
+    found: dict[tuple[str, str], Spending] = {}
+    for each in costs:
+        for key, cost in each.items():
+            found[key] = found.get(key, Spending()) + cost
+    return found
+
+
+def approved_epsilons(costs: TableCosts, delta: float) -> dict[str, float]:
+    """What operators are asked to approve: the most that is spent on a table, by party, with a margin, rounded up."""
+    found: dict[str, float] = {}
+    for (party, _), cost in costs.items():
+        found[party] = max(found.get(party, 0.0), rounded_up(MARGIN * cost.epsilon(delta)))
+    return found
+
+
+def check_together(
+    what: str, costs: TableCosts, funds: PartysFunds, approved: Mapping[str, float], delta: float
+) -> None:
+    """PrivacyError if several fits exceed a budget together, or what operators were asked to approve, by party."""
+    for (party, table), cost in costs.items():
+        where, ending = f"party {party!r}, table {table!r}", f"So the {what} would be refused before its end"
+        for each in funds.get((party, table), ()):
+            if not each.allows(cost):
+                raise PrivacyError(
+                    f"{where}: {each.shortage(cost)}. {ending}; nothing was spent on it. Try fewer settings or folds, "
+                    f"or a smaller epsilon, or ask the party's operator (policy rule {each.rule})",
+                    rule=each.rule,
+                )
+        if party in approved and cost.epsilon(delta) > approved[party]:
+            raise PrivacyError(
+                f"{where}: the {what} spends up to epsilon {number(cost.epsilon(delta))} at delta {delta:g}, and the "
+                f"operator was asked to approve {number(approved[party])}. {ending}; nothing was spent on it. Open the "
+                "relation with fed.sql(..., learner=search), so that the operator approves all of it (policy rule "
+                "require_approval)",
+                rule="require_approval",
+            )
 
 
 def _shortages(
@@ -100,9 +143,9 @@ def _within(planning: Planning, funds: PartysFunds, privacy: Privacy, kinds: fro
     planned = planning.fit(privacy)
     is_slow = planned.promise is not None and planned.promise.is_sampled
     low, high = 0.0, 1.0
-    for number in range(SLOW_TRIES if is_slow else TRIES):
+    for tried in range(SLOW_TRIES if is_slow else TRIES):
         share = (low + high) / 2
-        if is_slow and not number:  # roughly what fits: costs grow slightly faster than linearly
+        if is_slow and not tried:  # roughly what fits: costs grow slightly faster than linearly
             share = 0.9 * min(each.funds.left / each.funds.needed(each.cost) for each in _shortages(planned, funds))
         if share < SMALLEST:
             break

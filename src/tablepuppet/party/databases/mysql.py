@@ -66,6 +66,7 @@ _VIEWS = """
     SELECT table_name, coalesce(view_definition, '') FROM information_schema.views WHERE table_schema = DATABASE()
 """  # a definition is empty for a user who may not see it
 _BATCH_ROWS = 65536
+CANCEL = 5.0  # seconds for the server to end a statement; one that has fallen silent does not
 
 
 _Table = ForeignTable[MySQLType]
@@ -107,7 +108,9 @@ class MySQL:
             stack.enter_context(self._connections.one(self.party))
             try:
                 # Encoders alone: without decoders every value arrives as the text that was sent.
-                connection = stack.enter_context(pymysql.connect(**self._options, conv=dict(encoders), autocommit=True))
+                silence = min(self._options["read_timeout"], seconds_left() or math.inf)
+                options = self._options | {"read_timeout": silence, "conv": dict(encoders), "autocommit": True}
+                connection = stack.enter_context(pymysql.connect(**options))
                 for statement in (*_BEGIN, *_limits(connection)):
                     _rows(connection, statement)
             except Exception as error:  # of whatever class: another kind of server may answer at that port
@@ -118,7 +121,7 @@ class MySQL:
 
     def _cancel(self, number: int) -> None:
         """End what a connection does; only another one can say so."""
-        with pymysql.connect(**self._options) as other:
+        with pymysql.connect(**self._options | {"connect_timeout": CANCEL, "read_timeout": CANCEL}) as other:
             _rows(other, f"KILL QUERY {number:d}")
 
     def _lost(self, connection: Any) -> str:

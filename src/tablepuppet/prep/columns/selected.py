@@ -87,7 +87,7 @@ def check_without_noise(
     ``instead`` is what has a form with noise.
     """
     advice = (
-        "; ask for noise by privacy=tp.Privacy(feature_epsilon=...)"
+        "; ask for noise by privacy=tp.Privacy(feature_epsilon=...), or --epsilon of a command"
         if step in WITH_NOISE
         else f", and this has no form with noise; {instead}"
     )

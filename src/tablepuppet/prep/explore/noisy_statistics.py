@@ -185,7 +185,7 @@ class NoisyStatistics:
     def ask(self, events: Events) -> Spent:
         """Ask for all of it; PrivacyError, before anything is spent, if that cannot be."""
         promise = StatisticsPromise(self._noise.privacy, self._client.plan, self._planned)
-        promise.check(self._client, self._noise.funds, self._step)
+        charged = promise.check(self._client, self._noise.funds, self._step)
         self._multipliers = promise.multiplier
         for known in known_of_features(self._client.plan):
             events.emit("warning", "privacy.known", f"{known} Leave it out there if it is to be protected.")
@@ -200,7 +200,7 @@ class NoisyStatistics:
         for column in self._lists:
             names = {"column": column.name, "family": key_family(column), "blinding": self._client.new_name()}
             self._pending[CATEGORIES, column.name, 0] = self._ask(CATEGORIES, column.alias, names | {"counted": True})
-        return promise.spent
+        return promise.spent(charged)
 
     def _ask(self, op: str, alias: str, given: Mapping[str, Any]) -> Pending:
         noise = {"multiplier": self._multiplier(alias), "times": self._times(alias)}

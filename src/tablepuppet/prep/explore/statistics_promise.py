@@ -8,7 +8,7 @@ table, since a row may be in both.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 
 from tablepuppet.errors import PrivacyError
@@ -32,12 +32,24 @@ class PlannedRelease:
     is_list: bool = False  # of frequent categories: it needs a little of delta
 
 
+@dataclass(frozen=True)
+class Charged:
+    """What a request adds to a budget: an epsilon at the budget's own delta."""
+
+    epsilon: float
+    delta: float
+
+    def __str__(self) -> str:
+        return f"{number(self.epsilon)} at delta {self.delta:g}"
+
+
 @dataclass(frozen=True, repr=False)
 class Spent(ShownAsTable):
     """What noisy statistics cost: ``epsilon`` at ``delta`` for a row of any one table.
 
     ``tables`` has the epsilon of each table, ``total`` that of somebody with a row in every table. ``multipliers`` is
-    the noise of a release, divided by what one row may change in it.
+    the noise of a release, divided by what one row may change in it. ``charged`` is what was added to budgets, by party
+    and table, at the budget's own delta: budgets add up Renyi divergences, which alone is more than ``epsilon``.
     """
 
     epsilon: float
@@ -46,10 +58,13 @@ class Spent(ShownAsTable):
     tables: Mapping[str, float]
     releases: Mapping[str, int]
     multipliers: Mapping[str, float]
+    charged: Mapping[str, Charged] = field(default_factory=dict)
 
     def __str__(self) -> str:
         made = ", ".join(f"{name}: {count}" for name, count in self.releases.items())
-        return f"epsilon {number(self.epsilon)} at delta {self.delta:g} (noisy releases: {made})"
+        charged = ", ".join(f"{name} {each}" for name, each in self.charged.items())
+        booked = f"; charged to budgets: {charged}" if charged else ""
+        return f"epsilon {number(self.epsilon)} at delta {self.delta:g} (noisy releases: {made}{booked})"
 
     def table_view(self) -> TableView:
         """One row per table."""
@@ -108,11 +123,14 @@ class StatisticsPromise:
         }
         return {name: share.multiplier(1 / len(self.releases[name])) for name, share in shares.items()}
 
-    def check(self, client: Client, funds: Callable[[], PartysFunds], step: str) -> None:
-        """PrivacyError if delta is too large for a table, or a budget too small for all of it; nothing is spent."""
+    def check(self, client: Client, funds: Callable[[], PartysFunds], step: str) -> dict[str, Charged]:
+        """What budgets will be charged, by party and table.
+
+        PrivacyError if delta is too large for a table, or a budget too small for all of it; nothing is spent.
+        """
         for alias in dict.fromkeys(each.alias for each in self.planned):
             self.privacy.check_rows(client.tables[alias].rows)
-        left = funds()
+        left, charged = funds(), dict[str, Charged]()
         for name, releases in self.releases.items():
             cost, aliases = self._cost(name, releases), {each.alias for each in releases}
             for party, table in sorted(
@@ -122,9 +140,11 @@ class StatisticsPromise:
                     if not each.allows(cost):
                         raise PrivacyError(
                             f"{step}: party {party!r}, table {table!r}: {each.shortage(cost)}; nothing was spent; use "
-                            "a smaller feature_epsilon, or ask the party's operator",
+                            "a smaller epsilon, or ask the party's operator",
                             rule=each.rule,
                         )
+                    charged[f"{party}.{table}"] = Charged(each.needed(cost), each.delta)
+        return charged
 
     def _cost(self, table: str, releases: Sequence[PlannedRelease]) -> Spending:
         """What a party is charged at most."""
@@ -132,9 +152,8 @@ class StatisticsPromise:
         noise = Spending.of_gaussian(self._multipliers[table], len(releases))
         return noise + Spending.of_pure(sampling_epsilon(max(numbers, 1))) + Spending(tail=lists * TAIL_DELTA)
 
-    @property
-    def spent(self) -> Spent:
-        """With all planned releases made."""
+    def spent(self, charged: Mapping[str, Charged]) -> Spent:
+        """With all planned releases made, and what `check` says of budgets."""
         counts = {name: len(releases) for name, releases in self.releases.items()}
         tails = {name: sum(each.is_list for each in releases) * TAIL_DELTA for name, releases in self.releases.items()}
         precision = {name: counts[name] / self._multipliers[name] ** 2 for name in counts}
@@ -142,5 +161,11 @@ class StatisticsPromise:
         tables = {name: min(epsilon_of(precision[name], self.privacy.delta - tails[name]), most) for name in counts}
         total = epsilon_of(sum(precision.values()), self.privacy.delta - sum(tails.values()))
         return Spent(
-            max(tables.values(), default=0.0), self.privacy.delta, total, tables, counts, dict(self._multipliers)
+            max(tables.values(), default=0.0),
+            self.privacy.delta,
+            total,
+            tables,
+            counts,
+            dict(self._multipliers),
+            charged,
         )
