@@ -40,6 +40,7 @@ from tablepuppet.learn.split.top import SideBySide, Top
 from tablepuppet.learn.split.train import learn_by_batches
 from tablepuppet.learn.tables.network import need_torch
 from tablepuppet.learn.tables.stored import Stored
+from tablepuppet.party.arguments import one_of
 from tablepuppet.relation import Relation
 from tablepuppet.sql.plan import Plan
 from tablepuppet.wire.engine import Engine
@@ -313,7 +314,7 @@ class SplitLearner(Learner):
             )
         super().restore(facts, arrays)
         self._unit = float(facts["unit"])
-        self._bottoms = {alias: msgspec.convert(spec, Bottom) for alias, spec in facts["bottoms"].items()}
+        self._bottoms = {alias: msgspec.convert(spec, one_of(Bottom)) for alias, spec in facts["bottoms"].items()}
         self._beside, self._top_theta = list(facts["beside"]), arrays["top"]
 
     def saved(self, stored: Stored, engine: Engine, wire: str) -> Any:
