@@ -210,8 +210,8 @@ class Draft:
             each.order = partial(self._order, column)
 
     def _order(self, column: OutputColumn) -> Order:
-        sums, cells = self._sums(column), self._once(("cells", column.name), lambda: Cells(column))
-        return Order(cells, is_public(self.plan, column), Later(Places.of, sums), Later(Ranks.of, sums))
+        sums = self._sums(column)
+        return Order(self.cells(column), is_public(self.plan, column), Later(Places.of, sums), Later(Ranks.of, sums))
 
     def replace(self, column: OutputColumn, made: OutputColumn, *, keep: bool) -> None:
         """Select what an expression makes of a column."""
@@ -268,12 +268,10 @@ class Draft:
     def moments(self, column: Column) -> Later[Moments]:
         """Of a column of numbers; it is left out if it has none."""
         if column.moments is None:
-            column.moments = Later(partial(self._finite, column.column), self._summary(column))
+            column.moments = Later(partial(self._finite, column.column), self.summary(column))
         return Later(partial(_not_empty, column.column), column.alive, column.moments)
 
-    def _finite(self, column: OutputColumn, found: NumberSummary | None) -> Moments:
-        if found is None:
-            raise Dropped(column, "has no range that noise does not hide, or one value only")
+    def _finite(self, column: OutputColumn, found: NumberSummary) -> Moments:
         if found.not_finite:
             raise LearnError(
                 f"column {column.qualified} has values that are not finite (NaN or infinity) in "
@@ -307,7 +305,7 @@ class Draft:
 
         nothing: Later[AtRanks] = given({})
         if order is None:
-            ranks: Later[Ranks] = Later(lambda _, found: Ranks.of(found), known, self._summary(column))
+            ranks: Later[Ranks] = Later(lambda _, found: Ranks.of(found), known, self.summary(column))
             return Later(ends, ranks, nothing)
         values = nothing if order.has_ends else self._at_ranks(column, order, Places.for_ends)
         return Later(lambda _, ranks, values: ends(ranks, values), known, order.ranks, values)
@@ -333,10 +331,10 @@ class Draft:
             f"known; put the step before that one, or name its columns, as columns=[...] {self.owners(column.column)}"
         ).rstrip()
 
-    def cells(self, column: Column) -> Cells:
+    def cells(self, column: OutputColumn) -> Cells:
         """The distribution of a column of numbers as it was read."""
-        assert column.order is not None, "it is as it was read"
-        return column.order().cells
+        found: Cells = self._once(("cells", column.name), lambda: Cells(column))
+        return found
 
     def categories(self, column: Column, most: int) -> Categories:
         """The categories of a text as it was read, listed if there are at most ``most``."""
@@ -375,19 +373,17 @@ class Draft:
     def sums_with(self, column: Column, name: str, step: Later[StepSpec | None]) -> Later[NumberSummary]:
         """The sums of a column that one more step would make, without making it."""
         made, steps = replace(column.column, name=name), [*self._steps(column), step]
-        return SumsAfter(made, column.alive, self._sources(column), steps)  # type: ignore[return-value]
+        return SumsAfter(made, column.alive, self._sources(column), steps)
 
     def summary(self, column: Column) -> Later[NumberSummary]:
-        """The sums of a column of numbers, as steps have left it, where there is no noise."""
-        return self._summary(column)  # type: ignore[return-value]
-
-    def _summary(self, column: Column) -> Later[NumberSummary | None]:
+        """The sums of a column of numbers, as steps have left it."""
         if column.is_unchanged:
             return self._sums(column.column)
-        return self._once(  # type: ignore[no-any-return]
+        found: SumsAfter = self._once(
             ("sums", column.name, column.chain),
             lambda: SumsAfter(column.column, column.alive, self._sources(column), self._steps(column)),
         )
+        return found
 
     def _sums(self, column: OutputColumn) -> Sums:
         found: Sums = self._once(("sums", column.name), lambda: Sums(column))

@@ -140,10 +140,10 @@ def fit_encoding(
         draft = declared(pipeline, Draft(client.plan, max_categories, client, is_noisy=True))
         answers = NoisyAnswers(client, identity, draft.rows, questions_of(draft.settled), noise)
     answer_all(draft.settled, answers)
-    lost = [column for column in draft.all if column.alive.lost is not None]
-    for column in sorted(lost, key=lambda each: not each.is_source):
-        if column.alive.lost is not None and column.alive.lost.column == column.column:  # not one that it is made of
-            drop_column(column.column, str(column.alive.lost), events)
+    for column in draft.all:
+        lost = column.alive.lost
+        if lost is not None and lost.column == column.column:  # not one that it is made of
+            drop_column(column.column, str(lost), events)
     live = {name: each for name, each in draft.columns.items() if each.alive.lost is None}
     for each in live.values():
         if each.is_source and each.kind == "number" and each.name in answers.ids:

@@ -98,29 +98,31 @@ class Question(Later[T]):
         """Set its value."""
         self._value, self.is_settled = value, True
 
+    def drop(self, column: OutputColumn, reason: str) -> None:
+        """There is no answer: the column is left out."""
+        self.lost, self.is_settled = Dropped(column, reason), True
 
-class Sums(Question[NumberSummary | None]):
-    """The sums of a column of numbers as it is read; None if noise hides its range."""
 
-    def __init__(self, column: OutputColumn):
-        super().__init__()
+class OfColumn(Question[T]):
+    """About a column as it is read."""
+
+    def __init__(self, column: OutputColumn, *inputs: Later[Any]):
+        super().__init__(*inputs)
         self.column = column
 
 
-class Categories(Question[CategorySummary]):
-    """The categories of a column as it is read, listed if there are at most ``most``."""
-
-    def __init__(self, column: OutputColumn):
-        super().__init__()
-        self.column, self.most = column, 0
+class Sums(OfColumn[NumberSummary]):
+    """The sums of a column of numbers."""
 
 
-class Cells(Question[Distribution]):
-    """The distribution of a column of numbers as it is read."""
+class Cells(OfColumn[Distribution]):
+    """The distribution of a column of numbers."""
 
-    def __init__(self, column: OutputColumn):
-        super().__init__()
-        self.column = column
+
+class Categories(OfColumn[CategorySummary]):
+    """The categories of a column, listed if there are at most ``most``."""
+
+    most = 0
 
 
 class RankValues(Question[Mapping[float, float]]):
@@ -131,12 +133,12 @@ class RankValues(Question[Mapping[float, float]]):
         self.cells, self.ranks = cells, ranks
 
 
-class Names(Question[Sequence[str | None]]):
+class Names(OfColumn[Sequence[str | None]]):
     """What categories of a public column are called, by their digests."""
 
     def __init__(self, column: OutputColumn, digests: Later[NDArray[np.uint8]]):
-        super().__init__(digests)
-        self.column, self.digests = column, digests
+        super().__init__(column, digests)
+        self.digests = digests
 
 
 Source = tuple[OutputColumn, Later[NDArray[np.uint8]] | None]
@@ -170,8 +172,8 @@ class AfterSteps(Question[T]):
         )
 
 
-class SumsAfter(AfterSteps[NumberSummary | None]):
-    """The sums of a column of numbers; None if noise hides a range that it depends on."""
+class SumsAfter(AfterSteps[NumberSummary]):
+    """The sums of a column of numbers."""
 
 
 class WeightsAfter(AfterSteps[NDArray[np.float64]]):

@@ -16,7 +16,6 @@ import numpy as np
 from tablepuppet.errors import PrivacyError
 from tablepuppet.operators.client import Client
 from tablepuppet.prep.columns.selected import is_category
-from tablepuppet.prep.columns.statistics import NumberSummary
 from tablepuppet.prep.encode.private_encode import (
     EncoderNoise,
     ask_categories,
@@ -26,6 +25,9 @@ from tablepuppet.prep.encode.private_encode import (
 )
 from tablepuppet.prep.encode.program import bounds_after
 from tablepuppet.prep.pipelines.needs import Categories, Question, Sums, SumsAfter, WeightsAfter
+
+HIDDEN = "has no range that noise does not hide, or one value only"
+RARE = "has no category that enough rows have"
 
 
 class NoisyAnswers:
@@ -48,11 +50,13 @@ class NoisyAnswers:
         for each in questions:
             match each:
                 case Sums():
-                    each.answer(self._numbers[each.column.name])
+                    known = self._numbers[each.column.name]
+                    each.drop(each.column, HIDDEN) if known is None else each.answer(known)
                 case Categories():
-                    each.answer(read_categories(self._texts[each.column.name], each.column, self._noise))
+                    found = read_categories(self._texts[each.column.name], each.column, self._noise)
+                    each.answer(found) if found.distinct else each.drop(each.column, RARE)
                 case SumsAfter():
-                    each.answer(self._spread(each))
+                    self._spread(each)
                 case WeightsAfter():  # as if all codes were as frequent
                     size = each.size or 0
                     each.answer(np.full(size, self._rows / max(size, 1)))
@@ -61,12 +65,12 @@ class NoisyAnswers:
                         "a statistic has no form with noise, and the steps that ask for it were not refused"
                     )
 
-    def _spread(self, question: SumsAfter) -> NumberSummary | None:
-        """As if values were spread evenly between their bounds; None if noise hides those of a column that is read."""
-        table, known = question.table(), {}
-        for column in table.numbers:
-            found = self._numbers[column.name]
-            if found is None:
-                return None
-            known[column.name] = found.minimum, found.maximum
-        return spread_evenly(self._rows, *bounds_after(table.steps, known)[question.column.name])
+    def _spread(self, question: SumsAfter) -> None:
+        """As if values were spread evenly between the bounds that follow from those of columns that are read."""
+        table = question.table()
+        read = {column.name: self._numbers[column.name] for column in table.numbers}
+        known = {name: (found.minimum, found.maximum) for name, found in read.items() if found is not None}
+        if len(known) < len(read):
+            question.drop(question.column, HIDDEN)
+        else:
+            question.answer(spread_evenly(self._rows, *bounds_after(table.steps, known)[question.column.name]))

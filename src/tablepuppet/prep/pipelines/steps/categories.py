@@ -47,7 +47,7 @@ def list_categories(column: Column, draft: Draft, most: int | None) -> Later[Wei
                     f"has {found.distinct:,} or more categories; raise max_categories ({most}) or use an expression",
                 )
             if not found.distinct:
-                raise Dropped(source, "has no category that enough rows have" if draft.is_noisy else "is empty")
+                raise Dropped(source, "is empty")
             order = by_frequency(found)
             return found.digests[order], found.weights[order], found.missing
 

@@ -87,7 +87,7 @@ class Impute(PrepStep):
                     column.is_unchanged,
                     f"column {column.column.qualified} is changed by an earlier step; put strategy='mode' first",
                 )
-                return Later(partial(_mode, draft, column.column), draft.cells(column))
+                return Later(partial(_mode, draft, column.column), draft.cells(column.column))
             case _:
                 return given(float(self.fill or 0.0))
 
