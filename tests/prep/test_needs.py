@@ -93,6 +93,16 @@ def test_nothing_is_asked_about_a_column_that_is_left_out(tmp_path: Path, monkey
     assert wanted == {"x", "w", "k"}
 
 
+def test_no_error_is_learned_from_a_column_that_is_left_out(tmp_path: Path) -> None:
+    """A number with too many values for a mode is an error, but not if an earlier step has left it out."""
+    fed = federation(tmp_path, {"p": {"t": table(3000)}})
+    mode = prep.Impute("mode", columns=["x"])
+    with pytest.raises(tp.LearnError, match="too many different numbers"):
+        fed.sql(SQL, prep=prep.Pipeline([mode])).fit_encoding()
+    encoding = fed.sql(SQL, prep=prep.Pipeline([prep.DropMissing(0.1), mode])).fit_encoding()
+    assert {each.name for each in encoding.encoded} == {"w", "k", "c", "y"}
+
+
 @dataclass(frozen=True)
 class Centre(PrepStep):
     """Subtract the median: a step that somebody adds."""

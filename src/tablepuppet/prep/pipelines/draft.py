@@ -414,7 +414,7 @@ class Draft:
         column.checks = (*column.checks, self._append([column], step))
 
     def _append(self, columns: Sequence[Column], step: Later[Any]) -> Later[StepSpec | None]:
-        found: Later[StepSpec | None] = Later(lambda step, *_: step, step, *(each.alive for each in columns))
+        found: Later[StepSpec | None] = Later(lambda *found: found[-1], *(each.alive for each in columns), step)
         self.program[columns[0].alias].append(found)
         self.settled.append(found)
         return found
