@@ -370,7 +370,7 @@ def test_numbers_as_categories_have_the_order_of_numbers() -> None:
     ],
 )  # fmt: skip
 def test_steps_that_need_statistics_of_steps(steps: list[Any]) -> None:
-    """They are asked for, in no more trips than are foreseen: every column is a feature, or is left out for a reason."""
+    """They are asked for, in no more trips than foreseen: every column is a feature, or is left out for a reason."""
     found = prepared(4, steps)
     assert np.isfinite(found.features.to_numpy()).all()
     assert found.trips <= foresee(found.relation.prep, found.relation.plan, 256).trips

@@ -343,7 +343,13 @@ class Draft:
         return found
 
     def distinct(self, column: Column) -> Later[tuple[int, float]]:
-        """(the number of categories of a text, the joined rows without one), as steps have left it."""
+        """(the number of categories of a text, the joined rows without one), as steps have left it.
+
+        What a ``min_group`` hides is not filled: then parties count what is left.
+        """
+        if column.is_filled and not self.counts_all(column):
+            left = self._weights_after(column)
+            return Later(lambda left: (int(np.count_nonzero(left)), self.rows - float(left.sum())), left)
         if column.weights is not None:
             return Later(
                 lambda _, weights, codes: (int(np.count_nonzero(weights)), codes.missing),
@@ -355,9 +361,16 @@ class Draft:
     def weights(self, column: Column) -> Later[Weights]:
         """How many joined rows have each code."""
         if column.weights is None:
-            size: Later[int] = Later(lambda codes: codes.size, column.codes)
-            column.weights = WeightsAfter(column.column, column.alive, self._sources(column), self._steps(column), size)
+            column.weights = self._weights_after(column)
         return column.weights
+
+    def _weights_after(self, column: Column) -> WeightsAfter:
+        size: Later[int] = Later(lambda codes: codes.size, column.codes)
+        found: WeightsAfter = self._once(
+            ("weights", column.name, column.chain),
+            lambda: WeightsAfter(column.column, column.alive, self._sources(column), self._steps(column), size),
+        )
+        return found
 
     def names(self, column: Column) -> Later[list[str | None]]:
         """What the codes of a public column are called."""
