@@ -103,7 +103,7 @@ SLOW = {
     "prep/test_outliers.py::test_outliers_are_those_of_the_join",
     "prep/test_pairs.py::test_pairs_are_those_of_the_join",
     "prep/test_pipeline.py::test_trips",
-    "prep/test_noisy_known.py",
+    "prep/test_noisy_answers.py",
     "prep/test_real_tables.py::test_movielens",
     "prep/test_steps.py",
     "privacy/test_accountant.py::test_calibrated_noise_keeps_its_target",

@@ -369,12 +369,12 @@ def test_numbers_as_categories_have_the_order_of_numbers() -> None:
         [prep.Recode(columns=["c"]), prep.Bin(2, columns=["c"])],
     ],
 )  # fmt: skip
-def test_steps_that_need_more_than_was_foreseen(steps: list[Any]) -> None:
-    """What a first trip does not bring is asked for: every column is a feature, or is left out for a reason."""
+def test_steps_that_need_statistics_of_steps(steps: list[Any]) -> None:
+    """They are asked for, in no more trips than foreseen: every column is a feature, or is left out for a reason."""
     found = prepared(4, steps)
     assert np.isfinite(found.features.to_numpy()).all()
     assert found.trips <= foresee(found.relation.prep, found.relation.plan, 256).trips
-    with pytest.raises(tp.LearnError, match="is no column"):  # a name that there is not is no column that waits
+    with pytest.raises(tp.LearnError, match="is no column"):
         prepared(4, [*steps, prep.Standardize(columns=["nothing"])])
 
 

@@ -1,14 +1,15 @@
 """Fits a pipeline over the joined rows of a relation, in as few trips as possible.
 
-Statistics of the columns as they are read share one trip; refining quantiles takes at most seven more. A statistic that
-depends on what an earlier step learned, and cannot be computed from sums and ranks (moments.py), takes one more trip,
-for all columns together. `foresee` computes the number of trips from a plan alone.
+All steps are declared first, which shows what they need (draft.py). Statistics of the columns as they are read share
+one trip; refining quantiles takes at most seven more. A statistic that depends on what an earlier step learned, and
+cannot be computed from sums and ranks (moments.py), takes one more trip, for all columns together.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from tablepuppet.errors import LearnError
 from tablepuppet.operators.client import Client
@@ -25,9 +26,10 @@ from tablepuppet.prep.encode.encode import (
 from tablepuppet.prep.encode.private_encode import EncoderNoise
 from tablepuppet.prep.encode.program import Shapes, needed_for
 from tablepuppet.prep.encode.specs import Drop, Fill, Scale, StepSpec
-from tablepuppet.prep.pipelines.attempt import Attempt, Column, Dropped
-from tablepuppet.prep.pipelines.known import MOST_TRIPS, Foreseen, Known, Needs, Statistics
-from tablepuppet.prep.pipelines.noisy_known import NoisyKnown
+from tablepuppet.prep.pipelines.answers import Answers, AskedAnswers, answer_all
+from tablepuppet.prep.pipelines.draft import Column, Draft
+from tablepuppet.prep.pipelines.needs import Dropped, Later, Question, most_trips, questions_of
+from tablepuppet.prep.pipelines.noisy_answers import NoisyAnswers
 from tablepuppet.prep.pipelines.pipeline import DEFAULT, Pipeline, refuse_with_noise
 from tablepuppet.prep.pipelines.steps.categories import list_categories
 from tablepuppet.prep.pipelines.steps.drops import drop_if_same
@@ -39,9 +41,9 @@ from tablepuppet.sql.query import OutputColumn, Query
 
 @dataclass(frozen=True)
 class Foresight:
-    """What the fit of a pipeline will ask: statistics of columns as they are read, and the maximum number of trips."""
+    """What the fit of a pipeline will ask, and the maximum number of trips."""
 
-    needs: Needs
+    questions: list[Question[Any]]
     trips: int
     used: list[tuple[str, list[OutputColumn]]]  # by step, the selected columns that it works on
     labelled: list[tuple[str, OutputColumn]]  # by step, a column whose categories get means of the label
@@ -88,34 +90,32 @@ class Foresight:
 
 
 def foresee(pipeline: Pipeline, plan: Plan, max_categories: int) -> Foresight:
-    """Run a pipeline over numbers that are made up; LearnError if a step does not fit its columns."""
-    statistics = Foreseen(plan)
-    attempt = run_until_known(pipeline, statistics, max_categories)
-    trips = 1 + statistics.trips + (MOST_TRIPS - 2) * statistics.refined
-    widths = dict.fromkeys((column.alias for column in plan.query.features), 0)
-    for column in attempt.columns.values():
-        is_listed = column.kind == "text" or len(column.digests) > 0
-        is_number = column.kind in ("number", "flag")
-        widths[column.alias] += 1 if is_number else len(column.more) + is_listed * max_categories
-    return Foresight(statistics.needs, trips, attempt.used, list(dict.fromkeys(attempt.labelled)), widths)
+    """What the fit of a pipeline will ask; LearnError if a step does not fit its columns."""
+    return _foresight(declared(pipeline, Draft(plan, max_categories)))
+
+
+def _foresight(draft: Draft) -> Foresight:
+    questions = questions_of(draft.settled)
+    widths = dict.fromkeys((column.alias for column in draft.plan.query.features), 0)
+    for column in draft.columns.values():
+        widths[column.alias] += column.most_codes if column.kind == "coded" else 1
+    return Foresight(questions, most_trips(questions), draft.used, list(dict.fromkeys(draft.labelled)), widths)
 
 
 def selecting(pipeline: Pipeline, plan: Plan, max_categories: int) -> Query:
     """The query of a plan, with the expressions of a pipeline applied to its columns."""
     if not pipeline.maps:
         return plan.query
-    return with_maps(plan.query, dict(plan.tables), pipeline.maps, Attempt(Foreseen(plan), max_categories))
+    return with_maps(plan.query, dict(plan.tables), pipeline.maps, Draft(plan, max_categories))
 
 
-def run_until_known(pipeline: Pipeline, statistics: Statistics, max_categories: int) -> Attempt:
-    """Run all steps again and again, and ask for what is wanted in between, until nothing is."""
-    while True:
-        attempt = Attempt(statistics, max_categories)
-        pipeline.run(attempt)
-        finish(attempt)
-        if not statistics.wanted:
-            return attempt
-        statistics.fetch()
+def declared(pipeline: Pipeline, draft: Draft) -> Draft:
+    """All steps of a pipeline written down, and what makes features of the columns that they leave."""
+    pipeline.declare(draft)
+    draft.step = "OneHot"  # that text becomes
+    for column in draft.columns.values():
+        _finish(column, draft)
+    return draft
 
 
 def fit_encoding(
@@ -129,21 +129,27 @@ def fit_encoding(
 
     With ``noise``, steps learn from policies or from noisy statistics, and columns that drown in noise are left out.
     """
-    foreseen, identity = foresee(pipeline, client.plan, max_categories), client.new_name()
+    identity = client.new_name()
     if noise is None:
+        draft = declared(pipeline, Draft(client.plan, max_categories, client))
         if pipeline is not DEFAULT:
-            foreseen.check_policies(client.plan)
-        statistics: Statistics = Known(client, identity, foreseen.needs)
+            _foresight(draft).check_policies(client.plan)
+        answers: Answers = AskedAnswers(client, identity)
     else:
         refuse_with_noise(pipeline)
-        texts = [column for column, _ in foreseen.needs.categories.values()]
-        statistics = NoisyKnown(client, identity, texts, noise)
-    attempt = run_until_known(pipeline, statistics, max_categories)
-    order = {name: place for place, name in enumerate(attempt.sources)}
-    for column, reason in sorted(attempt.dropped.values(), key=lambda each: order.get(each[0].name, len(order))):
-        drop_column(column.column, reason, events)
-    _warn_of_ids(attempt, events)
-    found = {alias: encoders(attempt, alias) for alias in client.tables}
+        draft = declared(pipeline, Draft(client.plan, max_categories, client, is_noisy=True))
+        answers = NoisyAnswers(client, identity, draft.rows, questions_of(draft.settled), noise)
+    answer_all(draft.settled, answers)
+    for column in draft.all:
+        lost = column.alive.lost
+        if lost is not None and lost.column == column.column:  # not one that it is made of
+            drop_column(column.column, str(lost), events)
+    live = {name: each for name, each in draft.columns.items() if each.alive.lost is None}
+    for each in live.values():
+        if each.is_source and each.kind == "number" and each.name in answers.ids:
+            name = each.column.qualified  # it may be a measure, and is a feature all the same
+            events.emit("warning", "column.id", f"column {name} {about_id(each.column)}", column=name)
+    found = {alias: encoders(draft, live, alias) for alias in client.tables}
     encoding = Encoding(
         identity,
         client.key,
@@ -152,75 +158,69 @@ def fit_encoding(
         private=noise is not None,
         steps={alias: table for alias, (_, _, table) in found.items() if table.steps},
         described=() if pipeline is DEFAULT else tuple(map(str, pipeline)),
-        iv_=attempt.information,
+        iv_={name: value.get() for name, value in draft.information.items() if value.lost is None},
     )
     apply_encoding(client, encoding, learned=noise is None)
     return encoding.to_predict()
 
 
-def _warn_of_ids(attempt: Attempt, events: Events) -> None:
-    """Tell of numbers that look like ids: they may be measures, and are features all the same."""
-    found = attempt.statistics.ids()
-    for each in attempt.columns.values():
-        if each.is_source and each.kind == "number" and each.name in found:
-            name = each.column.qualified
-            events.emit("warning", "column.id", f"column {name} {about_id(each.column)}", column=name)
+def _finish(column: Column, draft: Draft) -> None:
+    """Make a feature of a column that is left."""
+    name, source = column.name, column.column
+    if column.kind == "text":  # one column per category, unless it looks like an id, has too many, or is the same
 
+        def groups(found: tuple[int, float]) -> None:
+            if is_id(found[0], draft.base_rows(column.alias)):
+                raise Dropped(source, f"looks like an id: {ID_HELP}")
 
-def finish(attempt: Attempt) -> None:
-    """Make a feature of every column that is left."""
-    attempt.step = "OneHot"  # that text becomes
-    for column in list(attempt.columns.values()):
-        attempt.fit(column, _finish_column)
-
-
-def _finish_column(column: Column, attempt: Attempt) -> None:
-    if column.kind == "text":
-        _finish_text(column, attempt)
+        if not (column.is_listed or name in draft.plan.query.categorical):
+            draft.check(column, Later(groups, draft.distinct(column)))
+        drop_if_same(column, draft)
+        list_categories(column, draft, draft.max_categories)
+        column.kind = "coded"
     elif column.kind == "coded":
-        attempt.weights(column)
+        draft.check(column, draft.weights(column))
     else:
-        known = attempt.usable(column)
+        known = draft.usable(column)
+        draft.check(column, known)
+        column.moments = known
         if not column.is_filled:
-            attempt.emit(column, Fill(column.name, known.mean))
-            column.moments, column.is_filled = known.filled(known.mean), True
+            draft.emit(column, Later(lambda known: Fill(name, known.mean), known))
+            column.moments = Later(lambda known: known.filled(known.mean), known)
 
 
-def _finish_text(column: Column, attempt: Attempt) -> None:
-    """One column per category, unless it looks like an id, has too many, or is the same everywhere."""
-    statistics = attempt.statistics
-    is_meant = len(column.digests) > 0 or column.name in statistics.plan.query.categorical
-    if not is_meant and is_id(attempt.categories(column)[0], statistics.base_rows(column.alias)):
-        raise Dropped(f"looks like an id: {ID_HELP}")
-    drop_if_same(column, attempt)
-    list_categories(column, attempt, attempt.max_categories)
-    column.kind = "coded"
-
-
-def encoders(attempt: Attempt, alias: str) -> tuple[tuple[NumberEncoder, ...], tuple[CategoryEncoder, ...], TableSteps]:
+def encoders(
+    draft: Draft, live: Mapping[str, Column], alias: str
+) -> tuple[tuple[NumberEncoder, ...], tuple[CategoryEncoder, ...], TableSteps]:
     """The encoders of a table, and what its parties do before they use them."""
-    live = {name: each for name, each in attempt.columns.items() if each.alias == alias}
-    program: list[StepSpec] = needed_for(attempt.program.get(alias, []), live)
+    live = {name: each for name, each in live.items() if each.alias == alias}
+    steps = [each.get() for each in draft.program.get(alias, []) if each.lost is None]
+    program: list[StepSpec] = needed_for([step for step in steps if step is not None], live)
     program, last = _fold(program, [name for name, each in live.items() if each.kind in ("number", "flag")])
-    read = attempt.reading(alias, live, program).columns
-    table = attempt.reading(alias, live, program + [Drop(each.name) for each in read if each.name not in live])
+    read = {*live, *(name for step in program for name in step.reads)}
+    sources = [each for name, each in draft.sources.items() if name in read and each.alias == alias]
+    table = TableSteps(
+        tuple(each.column for each in sources if each.read_by is None),
+        tuple((each.column, each.read_by.get()) for each in sources if each.read_by is not None),
+        (*program, *(Drop(each.name) for each in sources if each.name not in live)),
+    )
     sizes = {column.name: len(digests) for column, digests in table.categories}
     shapes = Shapes.of([column.name for column in table.numbers], sizes, table.steps)
     numbers = tuple(_number(live[name], *last[name]) for name in shapes.numbers)
-    categories = tuple(_category(live[name], attempt.statistics) for name in shapes.coded)
+    categories = tuple(_category(live[name], draft) for name in shapes.coded)
     return numbers, categories, table
 
 
 def _number(column: Column, mean: float, scale: float) -> NumberEncoder:
     assert column.moments is not None, "the fit is finished"
-    moments = column.moments
+    moments = column.moments.get()
     return NumberEncoder(column.column, mean, scale, moments.mean, moments.square, moments.std)
 
 
-def _category(column: Column, statistics: Statistics) -> CategoryEncoder:
-    assert column.weights is not None, "the fit is finished"
-    shares = () if statistics.is_noisy else tuple((column.weights / statistics.rows).tolist())
-    return CategoryEncoder(column.column, column.digests, shares, column.more)
+def _category(column: Column, draft: Draft) -> CategoryEncoder:
+    codes, weights = column.codes.get(), draft.weights(column).get()
+    shares = () if draft.is_noisy else tuple((weights / draft.rows).tolist())
+    return CategoryEncoder(column.column, codes.digests, shares, codes.more)
 
 
 def _fold(program: list[StepSpec], names: Iterable[str]) -> tuple[list[StepSpec], dict[str, tuple[float, float]]]:

@@ -289,13 +289,3 @@ def read_codes(client: Client, alias: str, replies: Sequence[Mapping[str, Any]],
         found[shard.slice] = np.where(codes == NO_CODE, size + 1, codes)
         least = max(least, reply["least"])
     return ColumnCodes(alias, found, size, least)
-
-
-def made_up_sums(size: int, folds: Folds) -> LabelSums:
-    """Plausible sums: nobody is asked."""
-    lines = 1 if folds.count == 1 else 1 + folds.count
-    means = np.broadcast_to(0.25 + 0.5 * np.arange(size + 1) / (size + 1), (lines, size + 1))
-    counts, squares = np.full((lines, size + 1), 100.0), np.full((lines, size + 1), 20.0)
-    whole = np.full(lines, 100.0 * (size + 1))
-    weights = np.full((folds.count, size + 2), 100.0 / folds.count)
-    return LabelSums(counts, means, squares, whole, np.full(lines, 0.5), whole / 4, weights, True)

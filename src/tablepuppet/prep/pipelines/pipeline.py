@@ -12,7 +12,7 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 from tablepuppet.errors import ConfigError, LearnError, PrivacyError
-from tablepuppet.prep.pipelines.attempt import Attempt, Selector
+from tablepuppet.prep.pipelines.draft import Draft, Selector
 from tablepuppet.prep.pipelines.steps.bins import Bin
 from tablepuppet.prep.pipelines.steps.bounds import Clip, Outliers, Winsorize
 from tablepuppet.prep.pipelines.steps.categories import Hash, OneHot, Ordinal, Recode
@@ -80,12 +80,13 @@ class Pipeline:
     def __str__(self) -> str:
         return "\n".join(map(str, self.steps))
 
-    def run(self, attempt: Attempt) -> None:
-        """Run all steps."""
+    def declare(self, draft: Draft) -> None:
+        """Declare all steps."""
         for step in self.steps:
-            attempt.step = step.name
-            attempt.used.append((step.name, [each.column for each in step.selected(attempt) if each.is_source]))
-            step.run(attempt)
+            draft.step = step.name
+            columns = step.selected(draft)
+            draft.used.append((step.name, [each.column for each in columns if each.is_source]))
+            step.declare_all(columns, draft)
 
     @classmethod
     def of_plain(cls, entries: Sequence[Mapping[str, Any]]) -> Pipeline:

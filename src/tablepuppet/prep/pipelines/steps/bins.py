@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Literal, get_args
 
 import numpy as np
 
+from tablepuppet.prep.encode.encode import NO_DIGESTS
 from tablepuppet.prep.encode.specs import MOST_CODES, Cut, Lookup
-from tablepuppet.prep.pipelines.attempt import Attempt, Column, Dropped, bounded
+from tablepuppet.prep.pipelines.draft import Codes, Column, Draft, bounded
+from tablepuppet.prep.pipelines.needs import Dropped, Later
 from tablepuppet.prep.pipelines.steps.step import PrepStep, is_whole, setting
 from tablepuppet.runs.figures import number
 
@@ -33,21 +36,31 @@ class Bin(PrepStep):
         """Bins of equal height."""
         return "use Bin(n, 'width'), which cuts between bounds" if self.how == "height" else ""
 
-    def fit(self, column: Column, attempt: Attempt) -> None:
-        """Learn the edges."""
-        ranks = attempt.ranks(column)
+    def declare(self, column: Column, draft: Draft) -> None:
+        """It learns the edges."""
+        source, name = column.column, column.name
+
+        def rising(values: Iterable[float]) -> list[float]:
+            edges: list[float] = np.unique([bounded(each) for each in values]).tolist()
+            if len(edges) < 2:
+                raise Dropped(source, "has one value only")
+            return edges
+
+        edges: Later[list[float]]
         if self.how == "width":
-            edges = np.linspace(ranks.least, ranks.most, self.n + 1)
+            edges = Later(lambda ends: rising(np.linspace(ends[0], ends[1], self.n + 1).tolist()), draft.ends(column))
         else:
-            edges = np.array([ranks.quantile(share) for share in np.linspace(0.0, 1.0, self.n + 1).tolist()])
-        edges = np.unique([bounded(each) for each in edges.tolist()])
-        if len(edges) < 2:
-            raise Dropped("has one value only")
-        attempt.emit(column, Cut(column.name, edges.tolist()))
+            edges = Later(rising, draft.quantiles(column, np.linspace(0.0, 1.0, self.n + 1).tolist()))
+        draft.emit(column, Later(lambda edges: Cut(name, edges), edges))
         if self.encode == "ordinal":
-            numbers = np.arange(len(edges) - 1, dtype=np.float64).tolist()
-            attempt.emit(column, Lookup(column.name, numbers, None, None))
-            attempt.give_numbers(column, None, is_filled=column.is_filled)
-            return
-        column.kind, column.weights, column.moments, column.ranks = "coded", None, None, None
-        column.more = tuple(f"{number(low, 6)} to {number(high, 6)}" for low, high in pairwise(edges.tolist()))
+            numbers = Later(lambda edges: np.arange(len(edges) - 1, dtype=np.float64).tolist(), edges)
+            draft.emit(column, Later(lambda numbers: Lookup(name, numbers, None, None), numbers))
+            draft.give_numbers(column, None, is_filled=column.is_filled)
+        else:
+            draft.give_codes(
+                column, Later(lambda edges: Codes(NO_DIGESTS, tuple(map(_named, pairwise(edges)))), edges), self.n
+            )
+
+
+def _named(ends: tuple[float, float]) -> str:
+    return f"{number(ends[0], 6)} to {number(ends[1], 6)}"

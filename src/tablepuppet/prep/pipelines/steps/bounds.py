@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar, Literal, get_args
+from typing import Any, ClassVar, Literal, get_args
 
 from tablepuppet.prep.encode.specs import FARTHEST, Clipped, Outside, Without
-from tablepuppet.prep.pipelines.attempt import Attempt, Column, bounded
-from tablepuppet.prep.pipelines.moments import Ranks
+from tablepuppet.prep.pipelines.draft import Column, Draft, bounded
+from tablepuppet.prep.pipelines.needs import Later, given
 from tablepuppet.prep.pipelines.steps.step import PrepStep, is_number, setting
 
 Method = Literal["iqr", "sd"]
@@ -32,10 +32,10 @@ class Clip(PrepStep):
             sorted(given) == given, "low must not be above high: low and high are numbers that rise", "low", "high"
         )
 
-    def fit(self, column: Column, attempt: Attempt) -> None:
+    def declare(self, column: Column, draft: Draft) -> None:
         """Nothing is learned."""
         low, high = -FARTHEST if self.low is None else self.low, FARTHEST if self.high is None else self.high
-        clip_to(column, attempt, low, high)
+        clip_to(column, draft, given((low, high)))
 
 
 @dataclass(frozen=True)
@@ -57,10 +57,9 @@ class Winsorize(PrepStep):
             "high",
         )
 
-    def fit(self, column: Column, attempt: Attempt) -> None:
-        """Learn the quantiles."""
-        ranks = attempt.ranks(column)
-        clip_to(column, attempt, ranks.quantile(self.low), ranks.quantile(self.high))
+    def declare(self, column: Column, draft: Draft) -> None:
+        """It learns the quantiles."""
+        clip_to(column, draft, draft.quantiles(column, [self.low, self.high]))
 
 
 @dataclass(frozen=True)
@@ -79,42 +78,44 @@ class Outliers(PrepStep):
         """Quartiles."""
         return "use Outliers('sd', ...), or Clip with bounds that you know" if self.method == "iqr" else ""
 
-    def fit(self, column: Column, attempt: Attempt) -> None:
-        """Learn the bounds."""
+    def declare(self, column: Column, draft: Draft) -> None:
+        """It learns the bounds."""
         factor = FACTORS[self.method] if self.factor is None else self.factor
+        bounds: Later[tuple[float, float]]
         if self.method == "sd":
-            known = attempt.usable(column)
-            low, high = known.mean - factor * known.sample_std, known.mean + factor * known.sample_std
+            bounds = Later(
+                lambda known: (known.mean - factor * known.sample_std, known.mean + factor * known.sample_std),
+                draft.usable(column),
+            )
         else:
-            ranks = attempt.ranks(column)
-            first, third = ranks.quantile(0.25), ranks.quantile(0.75)
-            low, high = first - factor * (third - first), third + factor * (third - first)
-        low, high = bounded(low), bounded(high)
+            bounds = Later(
+                lambda ends: (ends[0] - factor * (ends[1] - ends[0]), ends[1] + factor * (ends[1] - ends[0])),
+                draft.quantiles(column, [0.25, 0.75]),
+            )
         if self.action == "clip":
-            clip_to(column, attempt, low, high)
+            clip_to(column, draft, bounds)
         elif self.action == "null":
-            take_out(column, attempt, low, high)
+            take_out(column, draft, bounds)
         else:
-            attempt.make(column, Outside(column.name, low, high, f"{column.name}_outlier"), "flag", is_filled=True)
+            name, made = column.name, f"{column.name}_outlier"
+            step = Later(lambda bounds: Outside(name, bounded(bounds[0]), bounded(bounds[1]), made), bounds)
+            draft.check(column, step)
+            draft.make([column], made, step, "flag", is_filled=True)
 
 
-def clip_to(column: Column, attempt: Attempt, low: float, high: float) -> None:
-    """Clip a column."""
-    attempt.apply(column, Clipped(column.name, bounded(low), bounded(high)))
+def clip_to(column: Column, draft: Draft, bounds: Later[Any]) -> None:
+    """Clip a column to a low and a high number."""
+    name = column.name
+    draft.apply(column, Later(lambda ends: Clipped(name, bounded(ends[0]), bounded(ends[1])), bounds))
 
 
-def take_out(column: Column, attempt: Attempt, low: float, high: float) -> None:
-    """Make values beyond bounds missing. How many there are below is asked for only if ranks are."""
-    inner, probe = column.ranks, f"{column.name}_below"
-    below_chain = attempt.chain(column, Outside(column.name, low, FARTHEST, probe))
-    attempt.emit(column, Without(column.name, low, high))
-    left_chain = attempt.chain(column)
+def take_out(column: Column, draft: Draft, bounds: Later[tuple[float, float]]) -> None:
+    """Make values beyond bounds missing. How many there are below is asked for only if ranks are needed."""
+    name, order, probe = column.name, column.order, f"{column.name}_below"
+    below = draft.sums_with(column, probe, Later(lambda ends: Outside(name, bounded(ends[0]), FARTHEST, probe), bounds))
+    draft.emit(column, Later(lambda ends: Without(name, bounded(ends[0]), bounded(ends[1])), bounds))
     column.moments, column.is_filled = None, False
-    if inner is not None:
-
-        def ranks() -> Ranks:
-            below = attempt.sums(column.alias, probe, below_chain)
-            left = attempt.sums(column.alias, column.name, left_chain).count
-            return inner().shortened(round(below.mean * below.count), left)
-
-        column.ranks = ranks
+    if order is not None:
+        lost = Later(lambda below: round(below.mean * below.count), below)
+        left = Later(lambda after: after.count, draft.summary(column))
+        column.order = lambda: order().shortened(lost, left)

@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from decimal import Decimal, InvalidOperation
 from typing import ClassVar
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import NDArray
 
 from tablepuppet.errors import LearnError, PrivacyError
 from tablepuppet.prep.columns.selected import is_public
 from tablepuppet.prep.columns.statistics import CategorySummary
 from tablepuppet.prep.encode.encode import NO_DIGESTS
 from tablepuppet.prep.encode.specs import MOST_CODES, Hashed, Lookup, Other
-from tablepuppet.prep.pipelines.attempt import Attempt, Column, Dropped, Kind
+from tablepuppet.prep.pipelines.draft import Codes, Column, Digests, Draft, Kind, Weights
 from tablepuppet.prep.pipelines.moments import Moments
+from tablepuppet.prep.pipelines.needs import Dropped, Later, given
 from tablepuppet.prep.pipelines.steps.step import PrepStep, is_whole, setting
+from tablepuppet.sql.query import OutputColumn
 from tablepuppet.sql.types import KEY_LIKE, NUMERIC, family
 
 MOST_LISTED = 10_000  # categories of a column whose rare ones are pooled
@@ -28,33 +31,40 @@ def by_frequency(found: CategorySummary) -> NDArray[np.intp]:
     return np.lexsort((found.ties if len(found.ties) else np.arange(found.distinct), -found.weights))
 
 
-def list_categories(column: Column, attempt: Attempt, most: int | None) -> NDArray[np.float64]:
+def list_categories(column: Column, draft: Draft, most: int | None) -> Later[Weights]:
     """Give every category of a column a code; joined rows by code.
 
     It is left out if it has none, or more than ``most`` (None: than a step may list).
     """
-    _check_category(column, attempt)
-    if column.kind == "text" and not len(column.digests):
-        most = MOST_LISTED if most is None else most
-        found = attempt.statistics.categories(column.column, most)
-        if found.distinct > most:
-            raise Dropped(
-                f"has {found.distinct:,} or more categories; raise max_categories ({most}) or use an expression"
-            )
-        if not found.distinct:
-            raise Dropped("is empty")
-        order = by_frequency(found)
-        attempt.give_codes(column, found.digests[order])
-        column.weights, column.missing = found.weights[order], found.missing
+    _check_category(column, draft)
+    if not column.is_listed:
+        source, most = column.column, MOST_LISTED if most is None else most
+
+        def listed(found: CategorySummary) -> tuple[Digests, Weights, float]:
+            if found.distinct > most:
+                raise Dropped(
+                    source,
+                    f"has {found.distinct:,} or more categories; raise max_categories ({most}) or use an expression",
+                )
+            if not found.distinct:
+                raise Dropped(source, "is empty")
+            order = by_frequency(found)
+            return found.digests[order], found.weights[order], found.missing
+
+        found = Later(listed, draft.categories(column, most))
+        draft.check(column, found)
+        column.is_listed, column.most_codes = True, draft.max_categories
+        column.read_by, column.weights = Later(lambda found: found[0], found), Later(lambda found: found[1], found)
+        column.codes = Later(lambda found: Codes(found[0], (), found[2]), found)
     assert column.weights is not None, "codes and their weights are found together"
-    return column.weights.copy()
+    return column.weights
 
 
-def _check_category(column: Column, attempt: Attempt) -> None:
+def _check_category(column: Column, draft: Draft) -> None:
     """LearnError unless values of a column can be counted as categories."""
     if family(column.column.type) not in KEY_LIKE:
         raise LearnError(
-            f"{attempt.step}: column {column.column.qualified} is {column.column.type}, which has no categories; CAST "
+            f"{draft.step}: column {column.column.qualified} is {column.column.type}, which has no categories; CAST "
             "or round it in SELECT"
         )
 
@@ -80,43 +90,56 @@ class OneHot(CategoryStep):
     min_count: int | None = setting(None, "a whole number of at least 1", lambda count: is_whole(count, 1))
     max_categories: int | None = setting(None, "a whole number of at least 1", lambda most: is_whole(most, 1))
 
-    def fit(self, column: Column, attempt: Attempt) -> None:
-        """Choose the categories that have columns of their own."""
+    def declare(self, column: Column, draft: Draft) -> None:
+        """It learns the categories that have columns of their own."""
         pools = self.min_count is not None or self.max_categories is not None
-        weights = list_categories(column, attempt, None if pools else attempt.max_categories)
+        weights = list_categories(column, draft, None if pools else draft.max_categories)
         column.kind = "coded"
         if not pools:
             return
         self.need(not column.is_filled, "put it before Impute, or leave min_count and max_categories out")
+        kept, name = Later(self._kept, weights), column.name
+
+        def pooled(codes: Codes, kept: int) -> Codes:
+            return codes if kept == codes.size else Codes(codes.digests[:kept], ("other",), codes.missing)
+
+        column.codes = Later(pooled, column.codes, kept)
+        column.read_by = Later(lambda codes: codes.digests, column.codes)
+        column.weights = Later(
+            lambda weights, kept: np.append(weights[:kept], weights[kept:].sum() if kept < len(weights) else []),
+            weights, kept,
+        )  # fmt: skip
+        column.most_codes = min(column.most_codes, self.max_categories or column.most_codes)
+        draft.emit(column, Later(lambda weights, kept: Other(name) if kept < len(weights) else None, weights, kept))
+
+    def _kept(self, weights: Weights) -> int:
         kept = len(weights) if self.min_count is None else int(np.count_nonzero(weights >= self.min_count))
         if self.max_categories is not None and kept + (kept < len(weights)) > self.max_categories:
             kept = self.max_categories - 1
-        if kept < len(weights):
-            attempt.give_codes(column, column.digests[:kept], ("other",))
-            column.weights = np.append(weights[:kept], weights[kept:].sum())
-            attempt.emit(column, Other(column.name))
+        return kept
 
 
 @dataclass(frozen=True)
 class Recode(CategoryStep):
     """The code of a category as a number: 0 for the most frequent, and so on. A new category is missing."""
 
-    def fit(self, column: Column, attempt: Attempt) -> None:
-        """Number the categories."""
-        weights = list_categories(column, attempt, None)
-        numbers = self.numbers(column, attempt)
-        attempt.emit(column, Lookup(column.name, numbers.tolist(), None, None))
-        moments = None
-        if attempt.counts_all(column):
+    def declare(self, column: Column, draft: Draft) -> None:
+        """It numbers the categories."""
+        weights, name = list_categories(column, draft, None), column.name
+        numbers = self.numbers(column, draft, weights)
+        draft.emit(column, Later(lambda numbers: Lookup(name, numbers.tolist(), None, None), numbers))
+
+        def moments(weights: Weights, numbers: Weights) -> Moments:
             count = float(weights.sum())
             mean = float(weights @ numbers) / count
-            moments = Moments(attempt.statistics.rows, count, mean, float(weights @ (numbers - mean) ** 2))
-        attempt.give_numbers(column, moments, is_filled=False)
+            return Moments(draft.rows, count, mean, float(weights @ (numbers - mean) ** 2))
 
-    def numbers(self, column: Column, attempt: Attempt) -> NDArray[np.float64]:
+        known = Later(moments, weights, numbers) if draft.counts_all(column) else None
+        draft.give_numbers(column, known, is_filled=False)
+
+    def numbers(self, column: Column, draft: Draft, weights: Later[Weights]) -> Later[Weights]:
         """The number of each code."""
-        assert column.weights is not None, "they were listed"
-        return _places(np.argsort(-column.weights, kind="stable"))
+        return Later(lambda weights: np.argsort(np.argsort(-weights, kind="stable")).astype(np.float64), weights)
 
 
 @dataclass(frozen=True)
@@ -125,47 +148,41 @@ class Ordinal(Recode):
 
     advice: ClassVar[str] = "names of categories have none; use OneHot or Recode"
 
-    def fit(self, column: Column, attempt: Attempt) -> None:
-        """Number the categories by name."""
-        if not is_public(attempt.statistics.plan, column.column):
-            owners = ", ".join(repr(each.party) for each in attempt.statistics.plan.tables[column.alias].shards)
+    def numbers(self, column: Column, draft: Draft, weights: Later[Weights]) -> Later[Weights]:
+        """The place of each name among those that rows have; one that none has, such as a fill, is between two."""
+        source = column.column
+        if not is_public(draft.plan, source):
+            owners = ", ".join(repr(each.party) for each in draft.plan.tables[column.alias].shards)
             raise PrivacyError(
-                f"Ordinal: column {column.column.qualified} (party {owners}): its categories are not public, so their "
-                "order is not known (policy rule level); use Recode, which numbers them by frequency",
+                f"Ordinal: column {source.qualified} (party {owners}): its categories are not public, so their order "
+                "is not known (policy rule level); use Recode, which numbers them by frequency",
                 rule="level",
             )
-        super().fit(column, attempt)
 
-    def numbers(self, column: Column, attempt: Attempt) -> NDArray[np.float64]:
-        """The place of each name among those that rows have; one that none has, such as a fill, is between two."""
-        assert column.weights is not None, "they were listed"
-        names = [*attempt.statistics.names(column.column, column.digests), *column.more]
-        codes = sorted(range(len(names)), key=lambda code: name_order(column, names[code] or ""))
-        is_used = column.weights[codes] > 0
-        places = np.empty(len(codes))
-        places[codes] = np.cumsum(is_used) - np.where(is_used, 1.0, 0.5)
-        return places
+        def numbers(weights: Weights, names: Sequence[str | None]) -> Weights:
+            codes = sorted(range(len(names)), key=lambda code: name_order(source, names[code] or ""))
+            is_used = weights[codes] > 0
+            places = np.empty(len(codes))
+            places[codes] = np.cumsum(is_used) - np.where(is_used, 1.0, 0.5)
+            return places
+
+        return Later(numbers, weights, draft.names(column))
 
 
-def name_order(column: Column, name: str) -> tuple[int, Decimal, str]:
+def name_order(column: OutputColumn, name: str) -> tuple[int, Decimal, str]:
     """What sorts the names of a column's categories: numbers by value, all else as text. Equal for equal categories.
 
     >>> from tablepuppet.sql.query import OutputColumn
     >>> names = OutputColumn("n", "t", "", "INTEGER")
-    >>> sorted(["10", "9", "none", "-1"], key=lambda name: name_order(Column(names, "text", True), name))
+    >>> sorted(["10", "9", "none", "-1"], key=lambda name: name_order(names, name))
     ['-1', '9', '10', 'none']
     """
-    if family(column.column.type) in NUMERIC:
+    if family(column.type) in NUMERIC:
         with suppress(InvalidOperation):
             number = Decimal(name)
             if not number.is_nan():
                 return 0, number, ""
     return 1, Decimal(0), name
-
-
-def _places(order: ArrayLike) -> NDArray[np.float64]:
-    """The place of each code in an order of codes."""
-    return np.argsort(order).astype(np.float64)
 
 
 @dataclass(frozen=True)
@@ -174,10 +191,9 @@ class Hash(CategoryStep):
 
     n: int = setting(32, f"a whole number from 2 to {MOST_CODES:,}", lambda n: is_whole(n, 2, MOST_CODES))
 
-    def fit(self, column: Column, attempt: Attempt) -> None:
+    def declare(self, column: Column, draft: Draft) -> None:
         """Nothing is learned."""
-        _check_category(column, attempt)
-        self.need(not len(column.digests), "put it before Impute")
-        attempt.give_codes(column, NO_DIGESTS, tuple(f"hash {code}" for code in range(self.n)))
-        column.kind, column.weights = "coded", None
-        attempt.emit(column, Hashed(column.name, self.n))
+        _check_category(column, draft)
+        self.need(not column.is_listed, "put it before Impute")
+        draft.emit(column, given(Hashed(column.name, self.n)))
+        draft.give_codes(column, given(Codes(NO_DIGESTS, tuple(f"hash {code}" for code in range(self.n)))), self.n)

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from tablepuppet.prep.encode.specs import Exponent, Logarithm
-from tablepuppet.prep.pipelines.attempt import Attempt, Column
-from tablepuppet.prep.pipelines.moments import Ranks
+from tablepuppet.prep.pipelines.draft import Column, Draft
+from tablepuppet.prep.pipelines.needs import Later, given
 from tablepuppet.prep.pipelines.steps.step import PrepStep, is_number, setting
 
 LEAST = 1e-300  # of a number that has a logarithm
@@ -22,25 +22,22 @@ class Log(PrepStep):
 
     offset: float = setting(0.0, "a number", lambda offset: is_number(offset, -1e100, 1e100))
 
-    def fit(self, column: Column, attempt: Attempt) -> None:
-        """Nothing is learned."""
-        before, inner, offset = column.moments, column.ranks, float(self.offset)
-        if inner is not None:
-            before = attempt.moments(column)
-        step = Logarithm(column.name, offset)
-        attempt.emit(column, step)
+    def declare(self, column: Column, draft: Draft) -> None:
+        """Nothing is learned; for ranks the rows that have a logarithm are counted, since the others are the lowest."""
+        order, step = column.order, Logarithm(column.name, float(self.offset))
+        before = draft.moments(column)
+        if order is not None:
+            draft.check(column, before)
+        draft.emit(column, given(step))
         column.moments, column.is_filled = None, False
-        if inner is not None and before is not None:
-            count, chain = before.count, attempt.chain(column)
+        if order is not None:
 
             def value_of(value: float) -> float:
-                return step.value(value) if value + offset > 0 else math.log(LEAST)
+                return step.value(value) if value + step.offset > 0 else math.log(LEAST)
 
-            def ranks() -> Ranks:
-                left = attempt.sums(column.alias, column.name, chain).count  # those without were the lowest
-                return inner().shortened(count - left, left).mapped(value_of)
-
-            column.ranks = ranks
+            left = Later(lambda after: after.count, draft.summary(column))
+            lost = Later(lambda before, left: before.count - left, before, left)
+            column.order = lambda: order().shortened(lost, left).mapped(given(value_of))
 
 
 @dataclass(frozen=True)
@@ -51,6 +48,6 @@ class Power(PrepStep):
 
     exponent: float = setting(0.5, "a number from 0.001 to 1000", lambda exponent: is_number(exponent, 1e-3, 1e3))
 
-    def fit(self, column: Column, attempt: Attempt) -> None:
+    def declare(self, column: Column, draft: Draft) -> None:
         """Nothing is learned."""
-        attempt.apply(column, Exponent(column.name, float(self.exponent)))
+        draft.apply(column, given(Exponent(column.name, float(self.exponent))))

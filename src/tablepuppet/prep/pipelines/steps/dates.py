@@ -9,7 +9,8 @@ from typing import ClassVar, get_args
 from tablepuppet.prep.columns.days import DatePart
 from tablepuppet.prep.columns.selected import is_date
 from tablepuppet.prep.encode.specs import Part
-from tablepuppet.prep.pipelines.attempt import Attempt, Column, Selector
+from tablepuppet.prep.pipelines.draft import Column, Draft, Selector
+from tablepuppet.prep.pipelines.needs import given
 from tablepuppet.prep.pipelines.steps.step import PrepStep
 
 
@@ -32,18 +33,19 @@ class DateParts(PrepStep):
         self.need(bool(listed) and set(listed) <= set(known), f"parts are some of {', '.join(known)}", "parts")
         object.__setattr__(self, "parts", tuple(dict.fromkeys(listed)))
 
-    def selected(self, attempt: Attempt) -> list[Column]:
-        """The columns that it works on now: dates, if none is named."""
+    def selected(self, draft: Draft) -> list[Column]:
+        """The columns that it works on: dates, if none is named."""
         wanted = [Selector("date")] if self.columns is None else self.columns
-        return attempt.select(wanted, self.takes, ())
+        return draft.select(wanted, self.takes, ())
 
-    def fit(self, column: Column, attempt: Attempt) -> None:
+    def declare(self, column: Column, draft: Draft) -> None:
         """Nothing is learned."""
         named = f"column {column.column.qualified} ({column.column.type})"
         self.need(column.is_source and is_date(column.column), f"{named} is no date or timestamp")
-        self.need(attempt.is_unchanged(column), f"{named} is changed by an earlier step; put DateParts first")
-        attempt.moments(column)  # it may be empty
+        self.need(column.is_unchanged, f"{named} is changed by an earlier step; put DateParts first")
+        draft.check(column, draft.moments(column))  # it may be empty
         for part in self.parts:
-            attempt.make(column, Part(column.name, part, f"{column.name}_{part}"))
+            made = Part(column.name, part, f"{column.name}_{part}")
+            draft.make([column], made.output, given(made))
         if not self.keep:
-            attempt.hide(column)
+            draft.hide(column)

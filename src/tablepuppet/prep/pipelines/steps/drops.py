@@ -5,7 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from tablepuppet.prep.pipelines.attempt import Attempt, Column, Kind
+from tablepuppet.prep.pipelines.draft import Column, Draft, Kind
+from tablepuppet.prep.pipelines.moments import Moments
+from tablepuppet.prep.pipelines.needs import Dropped, Later
 from tablepuppet.prep.pipelines.steps.step import PrepStep, is_number, setting
 from tablepuppet.runs.figures import number
 
@@ -22,25 +24,35 @@ class DropConstant(PrepStep):
 
     variance: float = setting(0.0, "a number from 0", lambda variance: is_number(variance, 0))
 
-    def fit(self, column: Column, attempt: Attempt) -> None:
-        """Look at the variance."""
+    def declare(self, column: Column, draft: Draft) -> None:
+        """It learns the variance."""
+        source = column.column
+
+        def vary(known: Moments) -> None:
+            if known.squares == 0.0:
+                raise Dropped(source, "has one value only")
+            if self.variance and known.squares / known.count <= self.variance:
+                variance = number(known.squares / known.count)
+                raise Dropped(source, f"has a variance of {variance}, not above {self.variance:g}")
+
         if column.kind == "text":
-            drop_if_same(column, attempt)
-            return
-        known = attempt.moments(column)
-        if known.squares == 0.0:
-            attempt.drop_for("has one value only")
-        elif self.variance and known.squares / known.count <= self.variance:
-            attempt.drop_for(f"has a variance of {number(known.squares / known.count)}, not above {self.variance:g}")
+            drop_if_same(column, draft)
+        else:
+            draft.check(column, Later(vary, draft.moments(column)))
 
 
-def drop_if_same(column: Column, attempt: Attempt) -> None:
+def drop_if_same(column: Column, draft: Draft) -> None:
     """Leave out a text that has one category, or none."""
-    distinct, missing = attempt.categories(column)
-    if not distinct:
-        attempt.drop_for("is empty")
-    elif distinct == 1 and not missing:
-        attempt.drop_for("has one value only")
+    source = column.column
+
+    def differ(found: tuple[int, float]) -> None:
+        distinct, missing = found
+        if not distinct:
+            raise Dropped(source, "is empty")
+        if distinct == 1 and not missing:
+            raise Dropped(source, "has one value only")
+
+    draft.check(column, Later(differ, draft.distinct(column)))
 
 
 @dataclass(frozen=True)
@@ -53,9 +65,17 @@ class DropMissing(PrepStep):
 
     share: float = setting(0.5, "a number from 0 to 1", lambda share: is_number(share, 0, 1))
 
-    def fit(self, column: Column, attempt: Attempt) -> None:
-        """Count those missing."""
-        rows = attempt.statistics.rows
-        missing = attempt.categories(column)[1] if column.kind == "text" else attempt.moments(column).missing
-        if missing > self.share * rows:
-            attempt.drop_for(f"lacks a value in {missing / rows:.0%} of the joined rows")
+    def declare(self, column: Column, draft: Draft) -> None:
+        """It counts those missing."""
+        source = column.column
+
+        def some(missing: float) -> None:
+            if missing > self.share * draft.rows:
+                raise Dropped(source, f"lacks a value in {missing / draft.rows:.0%} of the joined rows")
+
+        missing: Later[float]
+        if column.kind == "text":
+            missing = Later(lambda found: found[1], draft.distinct(column))
+        else:
+            missing = Later(lambda known: known.missing, draft.moments(column))
+        draft.check(column, Later(some, missing))

@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import ClassVar, Literal, get_args
 
 import numpy as np
 
+from tablepuppet.errors import LearnError
+from tablepuppet.prep.columns.ordered import values_of
 from tablepuppet.prep.columns.selected import is_public
 from tablepuppet.prep.encode.specs import Fill, FillCode, Missing
-from tablepuppet.prep.pipelines.attempt import Attempt, Column, Kind, bounded
-from tablepuppet.prep.pipelines.moments import of_flag
+from tablepuppet.prep.explore.distribution import Distribution
+from tablepuppet.prep.pipelines.draft import Codes, Column, Draft, Kind, Weights, bounded
+from tablepuppet.prep.pipelines.moments import Moments, of_flag
+from tablepuppet.prep.pipelines.needs import Later, given
 from tablepuppet.prep.pipelines.steps.categories import list_categories, name_order
 from tablepuppet.prep.pipelines.steps.step import PrepStep, is_number, setting
+from tablepuppet.sql.query import OutputColumn
 
 Strategy = Literal["mean", "median", "mode", "constant"]
 
@@ -46,70 +53,98 @@ class Impute(PrepStep):
         """Medians and modes."""
         return "use strategy 'mean', or 'constant' with fill" if self.strategy in ("median", "mode") else ""
 
-    def selected(self, attempt: Attempt) -> list[Column]:
-        """The columns that it works on now."""
+    def selected(self, draft: Draft) -> list[Column]:
+        """The columns that it works on."""
         usual: tuple[Kind, ...] = ("number", "text") if self.strategy == "mode" else ("number",)
         usual = ("text",) if isinstance(self.fill, str) else usual
-        return attempt.select(self.columns, self.takes, usual)
+        return draft.select(self.columns, self.takes, usual)
 
-    def fit(self, column: Column, attempt: Attempt) -> None:
-        """Learn what to fill with."""
+    def declare(self, column: Column, draft: Draft) -> None:
+        """It learns what to fill with."""
         if column.kind == "text":
-            self._fit_text(column, attempt)
+            self._declare_text(column, draft)
             return
         self.need(not isinstance(self.fill, str), f"column {column.column.qualified} needs a number as fill")
-        before = attempt.usable(column)
-        value = bounded(self._value(column, attempt))
-        if self.indicator:
-            self._flag(column, attempt, before.missing)
-        inner = column.ranks
-        attempt.emit(column, Fill(column.name, value))
-        column.moments, column.is_filled = before.filled(value), True
-        if inner is not None:
-            column.ranks = lambda: inner().filled(before.missing, value)
+        before, order = draft.usable(column), column.order
+        value: Later[float] = Later(bounded, self._value(column, draft, before))
+        missing: Later[float] = Later(lambda before: before.missing, before)
+        draft.check(column, before, value)
+        self._flag(column, draft, missing)
+        name = column.name
+        draft.emit(column, Later(lambda value: Fill(name, value), value))
+        column.moments = Later(lambda before, value: before.filled(value), before, value)
+        column.order = None if order is None else lambda: order().filled(missing, value)
+        column.is_filled = True
 
-    def _value(self, column: Column, attempt: Attempt) -> float:
+    def _value(self, column: Column, draft: Draft, known: Later[Moments]) -> Later[float]:
         match self.strategy:
             case "mean":
-                return attempt.usable(column).mean
+                return Later(lambda known: known.mean, known)
             case "median":
-                return attempt.ranks(column).quantile(0.5)
+                return Later(lambda found: found[0], draft.quantiles(column, [0.5]))
             case "mode":
                 self.need(
-                    attempt.is_unchanged(column),
+                    column.is_unchanged,
                     f"column {column.column.qualified} is changed by an earlier step; put strategy='mode' first",
                 )
-                return attempt.statistics.mode(column.column)
+                return Later(partial(_mode, draft, column.column), draft.cells(column.column))
             case _:
-                return float(self.fill or 0.0)
+                return given(float(self.fill or 0.0))
 
-    def _fit_text(self, column: Column, attempt: Attempt) -> None:
+    def _declare_text(self, column: Column, draft: Draft) -> None:
         text = self.strategy in ("mode", "constant")
         self.need(text, f"column {column.column.qualified} has categories: strategy is 'mode' or 'constant' for those")
-        weights, code = list_categories(column, attempt, None), 0
-        if not column.is_filled:
-            code = int(weights.argmax()) if self.strategy == "mode" else self._code_of_fill(column, attempt)
-        if self.indicator:
-            self._flag(column, attempt, column.missing)
+        weights, name, fill = list_categories(column, draft, None), column.name, str(self.fill)
+        code: Later[int] = Later(lambda weights: int(weights.argmax()), weights)
+        if self.strategy == "constant" and not column.is_filled:
+            code = self._code_of_fill(column, draft)
+            draft.check(column, code)
+            column.most_codes += 1
+        self._flag(column, draft, Later(lambda codes: codes.missing, column.codes))
         if column.is_filled:
             return
-        if code == len(weights):
-            column.more, weights = (*column.more, str(self.fill)), np.append(weights, 0.0)
-        attempt.emit(column, FillCode(column.name, code))
-        weights[code] += column.missing
-        column.weights, column.missing, column.is_filled = weights, 0.0, True
+        draft.emit(column, Later(lambda code: FillCode(name, code), code))
 
-    def _code_of_fill(self, column: Column, attempt: Attempt) -> int:
+        def filled(codes: Codes, code: int) -> Codes:
+            return Codes(codes.digests, codes.more if code < codes.size else (*codes.more, fill), 0.0)
+
+        def weighed(weights: Weights, codes: Codes, code: int) -> Weights:
+            found = np.append(weights, [0.0] * (code == len(weights)))
+            found[code] += codes.missing
+            return found
+
+        column.weights, column.is_filled = Later(weighed, weights, column.codes, code), True
+        column.codes = Later(filled, column.codes, code)
+
+    def _code_of_fill(self, column: Column, draft: Draft) -> Later[int]:
         """The code of the category that is called like the fill; one more if there is none, or names are not known."""
-        fill, statistics = name_order(column, str(self.fill)), attempt.statistics
-        if statistics.is_noisy or not is_public(statistics.plan, column.column):
-            return column.size
-        names = [*statistics.names(column.column, column.digests), *column.more]
-        codes = (code for code, name in enumerate(names) if name is not None and name_order(column, name) == fill)
-        return next(codes, column.size)
+        source, fill = column.column, name_order(column.column, str(self.fill))
+        if draft.is_noisy or not is_public(draft.plan, source):
+            return Later(lambda codes: codes.size, column.codes)
 
-    def _flag(self, column: Column, attempt: Attempt, missing: float) -> None:
-        rows = attempt.statistics.rows
-        is_known = column.is_source and (column.kind == "number" or attempt.counts_all(column))
-        known = of_flag(rows, missing / rows) if is_known else None
-        attempt.make(column, Missing(column.name, f"{column.name}_missing"), "flag", moments=known, is_filled=True)
+        def named(names: Sequence[str | None]) -> int:
+            codes = (code for code, name in enumerate(names) if name is not None and name_order(source, name) == fill)
+            return next(codes, len(names))
+
+        return Later(named, draft.names(column))
+
+    def _flag(self, column: Column, draft: Draft, missing: Later[float]) -> None:
+        if not self.indicator:
+            return
+        is_known = column.is_source and (column.kind == "number" or draft.counts_all(column))
+        known = Later(lambda missing: of_flag(draft.rows, missing / draft.rows), missing) if is_known else None
+        step = Missing(column.name, f"{column.name}_missing")
+        draft.make([column], step.output, given(step), "flag", known, is_filled=True)
+
+
+def _mode(draft: Draft, column: OutputColumn, found: Distribution) -> float:
+    """The most frequent number, the lowest of several; LearnError if too many are to be listed, or not public."""
+    lows, highs, weights = found.all_cells()
+    if not len(lows) or not is_public(draft.plan, column) or (lows != highs).any():
+        raise LearnError(
+            f"Impute: column {column.qualified} is not public or has too many different numbers: its most frequent "
+            "one is not to be had; use strategy='median', which fills with another number, or list it in "
+            f"categorical {draft.owners(column)}"
+        )
+    words, places = np.unique(lows, return_inverse=True)
+    return float(values_of(words[[np.bincount(places, weights).argmax()]])[0])

@@ -11,18 +11,21 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, ClassVar, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from tablepuppet.errors import LearnError
-from tablepuppet.prep.encode.specs import MOST_CODES, FoldLookup, Lookup
-from tablepuppet.prep.pipelines.attempt import Attempt, Column, Kind
+from tablepuppet.prep.encode.specs import MOST_CODES, FoldLookup, Lookup, StepSpec
+from tablepuppet.prep.pipelines.draft import Codes, Column, Draft, Kind
 from tablepuppet.prep.pipelines.label_sums import Folds, LabelSums
 from tablepuppet.prep.pipelines.moments import Moments
+from tablepuppet.prep.pipelines.needs import Later
 from tablepuppet.prep.pipelines.steps.categories import list_categories
 from tablepuppet.prep.pipelines.steps.step import PrepStep, is_number, is_whole, setting
+from tablepuppet.sql.query import OutputColumn
 
 Floats = NDArray[np.float64]
 MOST_FOLDS = 100
@@ -34,12 +37,23 @@ def _folds(default: int) -> Any:
 
 
 @dataclass(frozen=True)
+class Learned:
+    """The number of each category, that of others, by line of the sums; and the information value of the column."""
+
+    values: Floats
+    prior: Floats
+    information: float = 0.0
+
+
+@dataclass(frozen=True)
 class LabelStep(PrepStep):
     """What both steps have in common: categories or bins in, one number out."""
 
     takes: ClassVar[tuple[Kind, ...]] = ("text", "coded")
     usual: ClassVar[tuple[Kind, ...]] = ("text",)
     advice: ClassVar[str] = "it learns from true labels; use OneHot or Recode"
+
+    informs: ClassVar[bool] = False  # whether information values are learned
 
     folds: int = _folds(5)
     smooth: float | Literal["auto"] = "auto"
@@ -51,36 +65,46 @@ class LabelStep(PrepStep):
         """Whether rows to learn from get other numbers than rows to predict."""
         return self.folds > 1
 
-    def fit(self, column: Column, attempt: Attempt) -> None:
-        """Learn the number of each category."""
+    def declare(self, column: Column, draft: Draft) -> None:
+        """It learns the number of each category."""
         if column.kind == "text":
-            list_categories(column, attempt, None)
-        size = column.size
-        if size * self.folds > MOST_CODES:
-            raise LearnError(
-                f"{self.name}: column {column.column.qualified} has {size:,} categories, too many for {self.folds} "
-                "folds; take fewer folds, or pool rare categories with OneHot(max_categories=...) before"
-            )
-        found = attempt.label_sums(column, Folds(self.folds, self.seed, self.shuffle))
-        values, prior = self.numbers(column, attempt, found)
-        full = Lookup(column.name, values[0, :-1].tolist(), float(prior[0]), float(values[0, -1]))
-        rows = np.column_stack([values, prior])  # (lines, size + 2)
-        if self.leaves_out:
+            list_categories(column, draft, None)
+        source, name, folds = column.column, column.name, Folds(self.folds, self.seed, self.shuffle)
+
+        def size(codes: Codes) -> int:
+            if codes.size * self.folds > MOST_CODES:
+                raise LearnError(
+                    f"{self.name}: column {source.qualified} has {codes.size:,} categories, too many for {self.folds} "
+                    "folds; take fewer folds, or pool rare categories with OneHot(max_categories=...) before"
+                )
+            return codes.size
+
+        found = draft.label_sums(column, folds, Later(size, column.codes))
+        learned = Later(partial(self.numbers, source), found)
+
+        def step(learned: Learned) -> StepSpec:
+            values, prior = learned.values, learned.prior
+            full = Lookup(name, values[0, :-1].tolist(), float(prior[0]), float(values[0, -1]))
+            if not self.leaves_out:
+                return full
             by_fold = values[1:, :-1].ravel().tolist(), prior[1:].tolist(), values[1:, -1].tolist()
-            attempt.emit(column, FoldLookup(column.name, self.folds, self.seed, self.shuffle, *by_fold, full))
-            rows = rows[1:]
-        else:
-            attempt.emit(column, full)
-        moments = None
-        if attempt.counts_all(column):
+            return FoldLookup(name, self.folds, self.seed, self.shuffle, *by_fold, full)
+
+        def moments(found: LabelSums, learned: Learned) -> Moments:
+            rows = np.column_stack([learned.values, learned.prior])[int(self.leaves_out) :]  # (lines, size + 2)
             mean = float(np.average(rows, weights=found.weights))
             squares = float(np.sum(found.weights * (rows - mean) ** 2))
-            moments = Moments(attempt.statistics.rows, attempt.statistics.rows, mean, squares)
-        attempt.give_numbers(column, moments, is_filled=moments is not None)
+            return Moments(draft.rows, draft.rows, mean, squares)
+
+        draft.emit(column, Later(step, learned))
+        if self.informs:
+            draft.inform(column, Later(lambda learned: learned.information, learned))
+        known = Later(moments, found, learned) if draft.counts_all(column) else None
+        draft.give_numbers(column, known, is_filled=known is not None)
 
     @abstractmethod
-    def numbers(self, column: Column, attempt: Attempt, found: LabelSums) -> tuple[Floats, Floats]:
-        """(the number of each category, that of others), by line of the sums."""
+    def numbers(self, column: OutputColumn, found: LabelSums) -> Learned:
+        """The numbers of categories, by line of the sums."""
 
 
 @dataclass(frozen=True)
@@ -99,7 +123,7 @@ class TargetEncode(LabelStep):
         lambda smooth: smooth == "auto" if isinstance(smooth, str) else is_number(smooth, 0),
     )
 
-    def numbers(self, column: Column, attempt: Attempt, found: LabelSums) -> tuple[Floats, Floats]:
+    def numbers(self, column: OutputColumn, found: LabelSums) -> Learned:
         """Means, drawn towards the mean of all rows."""
         count, prior = found.counts, found.prior_means[:, None]
         with np.errstate(invalid="ignore", divide="ignore"):
@@ -109,7 +133,7 @@ class TargetEncode(LabelStep):
             else:
                 share = count / (count + self.smooth)
         share = np.where(np.isfinite(share) & (count > 0), share, 0.0)
-        return prior + share * (found.means - prior), found.prior_means
+        return Learned(prior + share * (found.means - prior), found.prior_means)
 
 
 @dataclass(frozen=True)
@@ -123,14 +147,16 @@ class WOE(LabelStep):
     was learned from the other folds, as in `TargetEncode`.
     """
 
+    informs: ClassVar[bool] = True
+
     folds: int = _folds(1)
     smooth: float | Literal["auto"] = setting(0.5, "a number from 0", lambda smooth: is_number(smooth, 0))
 
-    def numbers(self, column: Column, attempt: Attempt, found: LabelSums) -> tuple[Floats, Floats]:
+    def numbers(self, column: OutputColumn, found: LabelSums) -> Learned:
         """Logarithms of two shares."""
         if not found.has_two_values:
-            raise attempt.refusal(
-                column, "WOE: the label needs two values, such as 0 and 1; compare it in SELECT, as x > 3 AS label"
+            raise LearnError(
+                "WOE: the label needs two values, such as 0 and 1; compare it in SELECT, as x > 3 AS label"
             )
         smooth, kept = float(self.smooth), found.counts > 0
         ones, all_ones = np.rint(found.counts * found.means), np.rint(found.prior_counts * found.prior_means)[:, None]
@@ -140,11 +166,9 @@ class WOE(LabelStep):
                 shares.append((some + smooth) / (whole + 2 * smooth))
             weights = np.where(kept, np.log(shares[0]) - np.log(shares[1]), 0.0)
         if not np.isfinite(weights).all():
-            raise attempt.refusal(
-                column,
-                f"WOE: a category of {column.column.qualified} has only one of the label's values, so its weight is "
-                "not finite; set smooth above 0",
+            raise LearnError(
+                f"WOE: a category of {column.qualified} has only one of the label's values, so its weight is not "
+                "finite; set smooth above 0"
             )
         differences = np.where(kept, shares[0] - shares[1], 0.0)
-        attempt.information[column.column.qualified] = float(np.sum((differences * weights)[0]))
-        return weights, np.zeros(len(weights))
+        return Learned(weights, np.zeros(len(weights)), float(np.sum((differences * weights)[0])))

@@ -13,7 +13,7 @@ from typing import ClassVar
 from sqlglot import exp
 
 from tablepuppet.errors import LearnError, QueryError
-from tablepuppet.prep.pipelines.attempt import Attempt, Column, Kind
+from tablepuppet.prep.pipelines.draft import Column, Draft, Kind
 from tablepuppet.prep.pipelines.steps.step import PrepStep
 from tablepuppet.sql.catalog import VerticalTable
 from tablepuppet.sql.expression import checked, render
@@ -50,16 +50,13 @@ class Map(PrepStep):
             raise LearnError(f"Map: {self.expression!r}: {error}") from error
         self.need(found == {PLACE}, f"{self.expression!r} is an expression of one column, which is called x in it")
 
-    def run(self, attempt: Attempt) -> None:
-        """It has been evaluated when columns were read."""
-
-    def selected(self, attempt: Attempt) -> list[Column]:
-        """None: the columns that it made were selected."""
+    def selected(self, draft: Draft) -> list[Column]:
+        """None: it has been evaluated when columns were read, and the columns that it made were selected."""
         return []
 
-    def mapped(self, attempt: Attempt) -> list[OutputColumn]:
+    def mapped(self, draft: Draft) -> list[OutputColumn]:
         """The columns of a SELECT list that it works on."""
-        return [each.column for each in attempt.select(self.columns, self.takes, self.usual)]
+        return [each.column for each in draft.select(self.columns, self.takes, self.usual)]
 
     def over(self, column: OutputColumn, table: VerticalTable) -> OutputColumn:
         """The column with the expression applied; QueryError if DuckDB cannot evaluate it."""
@@ -83,12 +80,12 @@ class Map(PrepStep):
         return OutputColumn(name, column.alias, written, kind)
 
 
-def with_maps(query: Query, tables: dict[str, VerticalTable], maps: Iterable[Map], attempt: Attempt) -> Query:
+def with_maps(query: Query, tables: dict[str, VerticalTable], maps: Iterable[Map], draft: Draft) -> Query:
     """A query that selects what maps make; LearnError if two columns would have one name."""
     outputs = list(query.outputs)
     for step in maps:
-        attempt.step = step.name
-        for column in step.mapped(attempt):
+        draft.step = step.name
+        for column in step.mapped(draft):
             made = step.over(column, tables[column.alias])
             if any(each.name.lower() == made.name.lower() for each in outputs):
                 raise LearnError(
@@ -96,5 +93,5 @@ def with_maps(query: Query, tables: dict[str, VerticalTable], maps: Iterable[Map
                 )
             place = outputs.index(column)
             outputs[place : place + 1] = [column, made] if step.keep else [made]
-            attempt.replace(column, made, keep=step.keep)
+            draft.replace(column, made, keep=step.keep)
     return replace(query, outputs=tuple(outputs))

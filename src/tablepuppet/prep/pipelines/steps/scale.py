@@ -6,9 +6,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
+from tablepuppet.errors import LearnError
 from tablepuppet.party.arguments import LEAST_SCALE, MOST_SCALE
 from tablepuppet.prep.encode.specs import Scale
-from tablepuppet.prep.pipelines.attempt import Attempt, Column, bounded
+from tablepuppet.prep.pipelines.draft import Column, Draft, bounded
+from tablepuppet.prep.pipelines.needs import Later
 from tablepuppet.prep.pipelines.steps.step import PrepStep, is_number
 
 
@@ -18,10 +20,10 @@ class Standardize(PrepStep):
 
     advice: ClassVar[str] = ""
 
-    def fit(self, column: Column, attempt: Attempt) -> None:
-        """Learn mean and deviation."""
-        known = attempt.usable(column)
-        scale_by(attempt, column, known.mean, known.std if known.squares else 1.0)
+    def declare(self, column: Column, draft: Draft) -> None:
+        """It learns mean and deviation."""
+        known = draft.usable(column)
+        scale_by(draft, column, Later(lambda known: (known.mean, known.std if known.squares else 1.0), known))
 
 
 @dataclass(frozen=True)
@@ -45,11 +47,14 @@ class MinMax(PrepStep):
             "high",
         )
 
-    def fit(self, column: Column, attempt: Attempt) -> None:
-        """Learn the ends."""
-        ranks = attempt.ranks(column)
-        scale = (ranks.most - ranks.least) / (self.high - self.low) or 1.0
-        scale_by(attempt, column, ranks.least - self.low * scale, scale)
+    def declare(self, column: Column, draft: Draft) -> None:
+        """It learns the ends."""
+
+        def between(ends: tuple[float, float]) -> tuple[float, float]:
+            scale = (ends[1] - ends[0]) / (self.high - self.low) or 1.0
+            return ends[0] - self.low * scale, scale
+
+        scale_by(draft, column, Later(between, draft.ends(column)))
 
 
 @dataclass(frozen=True)
@@ -67,21 +72,27 @@ class Robust(PrepStep):
         self.need(right, "quantile_range is two percentiles that rise, such as (25, 75)", "quantile_range")
         object.__setattr__(self, "quantile_range", tuple(ends))
 
-    def fit(self, column: Column, attempt: Attempt) -> None:
-        """Learn median and percentiles."""
+    def declare(self, column: Column, draft: Draft) -> None:
+        """It learns median and percentiles."""
         low, high = self.quantile_range
-        ranks = attempt.ranks(column)
-        scale_by(attempt, column, ranks.quantile(0.5), ranks.quantile(high / 100) - ranks.quantile(low / 100) or 1.0)
+        found = draft.quantiles(column, [0.5, low / 100, high / 100])
+        scale_by(draft, column, Later(lambda found: (found[0], found[2] - found[1] or 1.0), found))
 
 
-def scale_by(attempt: Attempt, column: Column, centre: float, scale: float) -> None:
-    """(value - centre) / scale; LearnError if the scale is out of range."""
-    if not LEAST_SCALE <= scale <= MOST_SCALE:
-        raise attempt.refusal(
-            column,
-            f"column {column.column.qualified} has values that differ by next to nothing, or by too much to be "
-            f"squared; multiply or divide it in SELECT, or leave it out {attempt.statistics.owners(column.alias)}",
-        )
-    centre, known = bounded(centre), column.moments
-    attempt.apply(column, Scale(column.name, centre, scale))
-    column.moments = None if known is None else known.scaled(centre, scale)
+def scale_by(draft: Draft, column: Column, by: Later[tuple[float, float]]) -> None:
+    """(value - centre) / scale, of numbers whose moments are known; LearnError if the scale is out of range."""
+    source, known = column.column, column.moments
+
+    def fitted(by: tuple[float, float]) -> Scale:
+        centre, scale = by
+        if not LEAST_SCALE <= scale <= MOST_SCALE:
+            raise LearnError(
+                f"column {source.qualified} has values that differ by next to nothing, or by too much to be squared; "
+                f"multiply or divide it in SELECT, or leave it out {draft.owners(source)}"
+            )
+        return Scale(source.name, bounded(centre), scale)
+
+    assert known is not None, "a scale is learned from them"
+    step = Later(fitted, by)
+    draft.apply(column, step)
+    column.moments = Later(lambda known, step: known.scaled(step.centre, step.scale), known, step)

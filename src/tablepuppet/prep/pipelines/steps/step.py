@@ -1,4 +1,9 @@
-"""The base class of steps: settings, and the columns that a step works on."""
+"""The base class of steps: settings, and the columns that a step works on.
+
+A step is declared once for each of its columns, before anybody is asked. What it needs (moments, ends, quantiles,
+categories, names, sums of the label) it takes from the draft, as `Later` values; what it learns are functions of these,
+and result in fitted steps (specs.py) that the draft sends to parties.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +14,7 @@ from numbers import Integral, Real
 from typing import Any, ClassVar, Self
 
 from tablepuppet.errors import LearnError
-from tablepuppet.prep.pipelines.attempt import Attempt, Column, Kind, Selector
+from tablepuppet.prep.pipelines.draft import Column, Draft, Kind, Selector
 from tablepuppet.spelling import check_names
 
 
@@ -64,17 +69,17 @@ class PrepStep:
         """What to write instead under feature privacy; nothing if it has a form with noise."""
         return self.advice
 
-    def selected(self, attempt: Attempt) -> list[Column]:
-        """The columns that it works on now."""
-        return attempt.select(self.columns, self.takes, self.usual)
+    def selected(self, draft: Draft) -> list[Column]:
+        """The columns that it works on."""
+        return draft.select(self.columns, self.takes, self.usual)
 
-    def run(self, attempt: Attempt) -> None:
-        """Fit it to each of its columns that does not wait."""
-        for column in self.selected(attempt):
-            attempt.fit(column, self.fit)
+    def declare_all(self, columns: Sequence[Column], draft: Draft) -> None:
+        """Declare it for each of its columns."""
+        for column in columns:
+            self.declare(column, draft)
 
-    def fit(self, column: Column, attempt: Attempt) -> None:
-        """Learn from the statistics of one column, and emit fitted steps."""
+    def declare(self, column: Column, draft: Draft) -> None:
+        """Say what it needs of a column, what it learns from that, and what becomes of the column."""
         raise NotImplementedError
 
     def need(self, is_right: bool, message: str, *settings: str) -> None:

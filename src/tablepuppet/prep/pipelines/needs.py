@@ -1,0 +1,215 @@
+"""What the fit of a pipeline needs, known before anybody is asked: questions, and what will be computed from answers.
+
+A step reads no statistic. It makes `Later` values: functions of answers, and of what steps before it learn. So the
+questions that a value is made of are its needs, and the number of trips that it takes to answer them follows: a
+question about the result of a step waits for what that step learns. answers.py asks, noisy_answers.py adds noise.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, Generic, Literal, TypeVar, cast
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tablepuppet.prep.columns.statistics import CategorySummary, NumberSummary
+from tablepuppet.prep.encode.encode import TableSteps
+from tablepuppet.prep.encode.specs import StepSpec
+from tablepuppet.prep.explore.distribution import Distribution
+from tablepuppet.prep.pipelines.label_sums import Folds, LabelSums
+from tablepuppet.sql.query import OutputColumn
+
+T = TypeVar("T")
+T_co = TypeVar("T_co", covariant=True)
+MOST_CUTS = 7  # trips after the first until a value at a rank is known: cuts of 8 bits of a word of 64
+
+
+class Dropped(Exception):  # noqa: N818 - a warning, no error
+    """A column is no feature, for a reason."""
+
+    def __init__(self, column: OutputColumn, reason: str):
+        super().__init__(reason)
+        self.column = column
+
+
+class Later(Generic[T_co]):
+    """A value that is computed once, after ``trip`` trips, when all ``inputs`` are there: its only arguments.
+
+    If the function raises `Dropped`, or an input is lost so, the value is ``lost``.
+
+    >>> half = Later(lambda whole: whole / 2, given(3.0))
+    >>> half.get()
+    1.5
+    """
+
+    __slots__ = ("_compute", "_value", "inputs", "is_settled", "lost", "trip")
+
+    def __init__(self, compute: Callable[..., T_co], *inputs: Later[Any]):
+        self.inputs, self._compute = inputs, compute
+        self.trip: int = max([each.trip for each in inputs]) if inputs else 0
+        self.is_settled, self.lost = False, cast(Dropped | None, None)
+
+    def settle(self) -> None:
+        """Compute it, unless it was, or is lost."""
+        if self.is_settled:
+            return
+        for each in self.inputs:
+            if not each.is_settled:
+                each.settle()
+            if each.lost is not None:
+                self.is_settled, self.lost = True, each.lost
+                return
+        self._settle()
+
+    def _settle(self) -> None:
+        try:
+            self._value = self._compute(*[each.get() for each in self.inputs])
+        except Dropped as error:
+            self.lost = error.with_traceback(None)
+        self.is_settled = True
+
+    def get(self) -> T_co:
+        """The value; raises `Dropped` if it is lost."""
+        if not self.is_settled:
+            self.settle()
+        if self.lost is not None:
+            raise self.lost
+        assert self.is_settled, "what it needs was asked for before"
+        return self._value
+
+
+def given(value: T) -> Later[T]:
+    """A value that is known already."""
+    return Later(lambda: value)
+
+
+class Question(Later[T]):
+    """A value that parties are asked for in its trip, once its inputs are there."""
+
+    def __init__(self, *inputs: Later[Any]):
+        super().__init__(lambda *_: None, *inputs)  # type: ignore[arg-type]
+        self.trip += 1
+
+    def _settle(self) -> None:
+        """It waits for an answer."""
+
+    def answer(self, value: T) -> None:
+        """Set its value."""
+        self._value, self.is_settled = value, True
+
+    def drop(self, column: OutputColumn, reason: str) -> None:
+        """There is no answer: the column is left out."""
+        self.lost, self.is_settled = Dropped(column, reason), True
+
+
+class OfColumn(Question[T]):
+    """About a column as it is read."""
+
+    def __init__(self, column: OutputColumn, *inputs: Later[Any]):
+        super().__init__(*inputs)
+        self.column = column
+
+
+class Sums(OfColumn[NumberSummary]):
+    """The sums of a column of numbers."""
+
+
+class Cells(OfColumn[Distribution]):
+    """The distribution of a column of numbers."""
+
+
+class Categories(OfColumn[CategorySummary]):
+    """The categories of a column, listed if there are at most ``most``."""
+
+    most = 0
+
+
+class RankValues(Question[Mapping[float, float]]):
+    """The values at some ranks of a column as it is read."""
+
+    def __init__(self, cells: Cells, ranks: Later[Sequence[float]]):
+        super().__init__(cells, ranks)
+        self.cells, self.ranks = cells, ranks
+
+
+class Names(OfColumn[Sequence[str | None]]):
+    """What categories of a public column are called, by their digests."""
+
+    def __init__(self, column: OutputColumn, digests: Later[NDArray[np.uint8]]):
+        super().__init__(column, digests)
+        self.digests = digests
+
+
+Source = tuple[OutputColumn, Later[NDArray[np.uint8]] | None]
+"""A column that is read; if as categories, with the digests of those that have codes."""
+
+
+class AfterSteps(Question[T]):
+    """A statistic of a column after steps. ``size``: the number of its codes, if it has codes."""
+
+    op: Literal["prep.sums", "prep.codes"] = "prep.sums"
+
+    def __init__(
+        self, column: OutputColumn, alive: Later[Any], sources: Sequence[Source],
+        chain: Sequence[Later[StepSpec | None]], size: Later[int] | None = None,
+    ):  # fmt: skip
+        digests = [each for _, each in sources if each is not None]
+        super().__init__(alive, *digests, *chain, *([] if size is None else [size]))
+        self.column, self._sources, self._chain, self._size = column, sources, chain, size
+
+    @property
+    def size(self) -> int | None:
+        """The number of codes; None of a column of numbers."""
+        return None if self._size is None else self._size.get()
+
+    def table(self) -> TableSteps:
+        """What a party reads and does for it."""
+        return TableSteps(
+            tuple(column for column, digests in self._sources if digests is None),
+            tuple((column, digests.get()) for column, digests in self._sources if digests is not None),
+            tuple(step for each in self._chain if (step := each.get()) is not None),
+        )
+
+
+class SumsAfter(AfterSteps[NumberSummary]):
+    """The sums of a column of numbers."""
+
+
+class WeightsAfter(AfterSteps[NDArray[np.float64]]):
+    """How many joined rows have each code."""
+
+
+class LabelSumsAfter(AfterSteps[LabelSums]):
+    """Sums of the label by code."""
+
+    op = "prep.codes"
+
+    def __init__(self, folds: Folds, *after: Any):
+        super().__init__(*after)
+        self.folds = folds
+
+
+def questions_of(values: Iterable[Later[Any]]) -> list[Question[Any]]:
+    """The questions that values are made of, each before those that wait for its answer."""
+    found: list[Question[Any]] = []
+    seen: set[int] = set()
+
+    def visit(each: Later[Any]) -> None:
+        if id(each) in seen:
+            return
+        seen.add(id(each))
+        for inner in each.inputs:
+            visit(inner)
+        if isinstance(each, Question):
+            found.append(each)
+
+    for value in values:
+        visit(value)
+    return found
+
+
+def most_trips(questions: Sequence[Question[Any]]) -> int:
+    """The trips that answer questions, at most: values at ranks may need more than one."""
+    refined = {each.trip for each in questions if isinstance(each, RankValues)}
+    return max((each.trip for each in questions), default=1) + (MOST_CUTS - 1) * len(refined)
