@@ -73,9 +73,9 @@ def flatness(hessian: Array, metric: Array, outputs: int) -> float:
     count = len(metric)
     across = hessian[:count, -outputs:]
     own = hessian[:count, :count] - across @ np.linalg.pinv(hessian[-outputs:, -outputs:]) @ across.T
-    lengths = np.sqrt(np.maximum(np.diag(metric), 1e-300))
-    values, vectors = np.linalg.eigh(metric / np.outer(lengths, lengths))
+    lengths = np.sqrt(np.maximum(np.diag(own), 1e-300))
+    values, vectors = np.linalg.eigh(own / np.outer(lengths, lengths))
     kept = values > DEPENDENT * max(values.max(), 1e-300)
     whitened = vectors[:, kept] / np.sqrt(values[kept]) / lengths[:, None]
-    found = np.nan_to_num(np.linalg.eigvalsh(whitened.T @ own @ whitened), nan=0.0)
-    return float(np.clip(1 / max(found.min(initial=1.0), 1 / FLATTEST), 1.0, FLATTEST))
+    found = np.linalg.eigvalsh(whitened.T @ metric @ whitened)
+    return float(np.clip(np.nan_to_num(found.max(initial=1.0), nan=FLATTEST), 1.0, FLATTEST))
