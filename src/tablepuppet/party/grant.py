@@ -41,10 +41,6 @@ class Output:
     rule: ColumnRule
 
 
-ANYTHING = Output((), ColumnRule())
-"""Every expression over a table of which nothing is forbidden: one object, however many are selected."""
-
-
 @dataclass(frozen=True)
 class Grant:
     """What one caller may do with one table of a session."""
@@ -70,8 +66,10 @@ class Grant:
         return replace(grant, outputs=outputs)
 
     @cached_property
-    def _forbids_nothing(self) -> bool:
-        return not self.rules.columns and self.rules.others == ColumnRule()
+    def _anything(self) -> Output | None:
+        """Every expression over a table of which nothing is forbidden, however many there are; else None."""
+        free = not self.rules.columns and self.rules.others == ColumnRule()
+        return Output((), ColumnRule()) if free else None
 
     def _check_published(self, columns: Iterable[str]) -> None:
         hidden = [name for name in columns if self.rules.column(name) is None]
@@ -80,8 +78,8 @@ class Grant:
 
     def _output(self, text: str, use: Use) -> Output:
         """An expression of a scan; PrivacyError unless the columns that it reads may be used so."""
-        if self._forbids_nothing:  # no need to parse
-            return ANYTHING
+        if self._anything is not None:  # no need to parse
+            return self._anything
         check_time()
         columns = columns_of(text)
         self._check_published(columns)
