@@ -46,6 +46,7 @@ LAYERS = [
     {"learn.split"},
     {"learn.party_ops", "learn.release_table", "learn.store"},
     {"learn.learners"},
+    {"learn.selection"},
     {"baselines", "cli", "demo", "federation", "jobs", "privacy_plan", "run_folder", "__init__", "__main__"},
 ]
 LEVELS = {part: level for level, layer in enumerate(LAYERS) for part in layer}

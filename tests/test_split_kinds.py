@@ -11,7 +11,7 @@ import pyarrow as pa
 import pytest
 
 import tablepuppet as tp
-from tablepuppet.learn.learners.folds import Folding
+from tablepuppet.learn.selection.folds import Folding
 from tests.party.policed import federation as policed
 from tests.party.policed import open_party, write_file
 from tests.relations import federation, places, record_wire

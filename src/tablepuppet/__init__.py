@@ -23,21 +23,21 @@ if TYPE_CHECKING:  # the same names as below, for editors and type checkers
     from tablepuppet.federation import Tls as Tls
     from tablepuppet.learn.learners import forget as forget
     from tablepuppet.learn.learners import load as load
-    from tablepuppet.learn.learners.drift import drift as drift
     from tablepuppet.learn.learners.fedonce import FedOnceClassifier as FedOnceClassifier
     from tablepuppet.learn.learners.fedonce import FedOnceRegressor as FedOnceRegressor
-    from tablepuppet.learn.learners.folds import cross_validate as cross_validate
     from tablepuppet.learn.learners.linear import LinearRegression as LinearRegression
     from tablepuppet.learn.learners.linear import LogisticRegression as LogisticRegression
     from tablepuppet.learn.learners.network import MLPClassifier as MLPClassifier
     from tablepuppet.learn.learners.network import MLPRegressor as MLPRegressor
-    from tablepuppet.learn.learners.search import GridSearch as GridSearch
-    from tablepuppet.learn.learners.search import RandomSearch as RandomSearch
-    from tablepuppet.learn.learners.slices import slice_finder as slice_finder
     from tablepuppet.learn.learners.split import SplitNNClassifier as SplitNNClassifier
     from tablepuppet.learn.learners.split import SplitNNRegressor as SplitNNRegressor
     from tablepuppet.learn.learners.tabvfl import TabVFLClassifier as TabVFLClassifier
     from tablepuppet.learn.learners.tabvfl import TabVFLRegressor as TabVFLRegressor
+    from tablepuppet.learn.selection.drift import drift as drift
+    from tablepuppet.learn.selection.folds import cross_validate as cross_validate
+    from tablepuppet.learn.selection.search import GridSearch as GridSearch
+    from tablepuppet.learn.selection.search import RandomSearch as RandomSearch
+    from tablepuppet.learn.selection.slices import slice_finder as slice_finder
     from tablepuppet.learn.solve.solvers import ADMM as ADMM
     from tablepuppet.learn.solve.solvers import LBFGS as LBFGS
     from tablepuppet.learn.solve.solvers import SGD as SGD
@@ -58,12 +58,12 @@ _PUBLIC = {
     "TablePuppetError",
     "federation": "Federation Tls",
     "learn.learners": "forget load",
-    "learn.learners.drift": "drift",
-    "learn.learners.folds": "cross_validate",
+    "learn.selection.drift": "drift",
+    "learn.selection.folds": "cross_validate",
     "learn.learners.linear": "LinearRegression LogisticRegression",
     "learn.learners.network": "MLPClassifier MLPRegressor",
-    "learn.learners.search": "GridSearch RandomSearch",
-    "learn.learners.slices": "slice_finder",
+    "learn.selection.search": "GridSearch RandomSearch",
+    "learn.selection.slices": "slice_finder",
     "learn.learners.fedonce": "FedOnceClassifier FedOnceRegressor",
     "learn.learners.split": "SplitNNClassifier SplitNNRegressor",
     "learn.learners.tabvfl": "TabVFLClassifier TabVFLRegressor",

@@ -58,7 +58,7 @@ from tablepuppet.wire.transport import Transport
 
 if TYPE_CHECKING:  # scikit-learn takes a second to load
     from tablepuppet.learn.learners.learner import Learner
-    from tablepuppet.learn.learners.search import Search
+    from tablepuppet.learn.selection.search import Search
 
 Wire = Literal["float32", "float64"]
 ONE_STATISTIC = 1.25  # times its epsilon is charged for a statistic with noise, at most

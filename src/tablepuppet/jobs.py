@@ -22,11 +22,11 @@ from tablepuppet.errors import ConfigError, LearnError, PartyError, TablePuppetE
 from tablepuppet.federation import Federation, Planned
 from tablepuppet.learn.learners import LEARNERS, load
 from tablepuppet.learn.learners.learner import Learner
-from tablepuppet.learn.learners.search import GridSearch, RandomSearch
-from tablepuppet.learn.learners.search_prep import PREP, plain
 from tablepuppet.learn.loss.measures import Metrics
 from tablepuppet.learn.private.budget_check import check_budget, funds_of
 from tablepuppet.learn.private.planned_releases import Planning
+from tablepuppet.learn.selection.search import GridSearch, RandomSearch
+from tablepuppet.learn.selection.search_prep import PREP, plain
 from tablepuppet.learn.settings import SettingError
 from tablepuppet.operators.ids import find_fields
 from tablepuppet.party.request import Request

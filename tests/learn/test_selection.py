@@ -15,7 +15,7 @@ from sklearn.metrics import accuracy_score, r2_score, root_mean_squared_error
 from sklearn.preprocessing import StandardScaler
 
 import tablepuppet as tp
-from tablepuppet.learn.learners.folds import Folding
+from tablepuppet.learn.selection.folds import Folding
 from tests.party.policed import federation as policed
 from tests.party.policed import open_party, write_file
 from tests.relations import federation, places, record_wire

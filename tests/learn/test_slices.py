@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 import tablepuppet as tp
-from tablepuppet.learn.learners.slice_lattice import Counts, Key, Lattice, Scoring
-from tablepuppet.learn.learners.slices import Slice
+from tablepuppet.learn.selection.slice_lattice import Counts, Key, Lattice, Scoring
+from tablepuppet.learn.selection.slices import Slice
 from tests.party.policed import COLUMNS, open_party, write_file
 from tests.party.policed import federation as policed
 from tests.relations import federation, materialised, record_wire

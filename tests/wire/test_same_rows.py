@@ -12,7 +12,7 @@ import pyarrow as pa
 import pytest
 
 import tablepuppet as tp
-from tablepuppet.learn.learners.folds import Folding
+from tablepuppet.learn.selection.folds import Folding
 from tablepuppet.party.limits import CallerLimits
 from tablepuppet.party.policy import Policy
 from tablepuppet.prep.columns.sent_columns import SentColumns

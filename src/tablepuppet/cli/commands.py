@@ -23,8 +23,8 @@ from tablepuppet.versions import PROTOCOL, VERSION
 if TYPE_CHECKING:  # databases and scikit-learn take a second each to load: a command loads what it needs
     from tablepuppet.federation import Federation
     from tablepuppet.jobs import Run
-    from tablepuppet.learn.learners.folds import Results
     from tablepuppet.learn.loss.measures import Metrics
+    from tablepuppet.learn.selection.folds import Results
     from tablepuppet.privacy.settings import Privacy
     from tablepuppet.relation import Relation
     from tablepuppet.runs.progress import ProgressReader
@@ -203,7 +203,7 @@ def _print_result(screen: Screen, result: dict[str, Any], as_json: bool) -> None
 
 def _best(results: list[dict[str, Any]], metric: str, constant: dict[str, float]) -> Results:
     """The best candidates of a search: their settings, metrics on the folds held out, and seconds."""
-    from tablepuppet.learn.learners.folds import Results
+    from tablepuppet.learn.selection.folds import Results
 
     left_out = [
         name for name in results[0] if name.startswith(("mean_train_", "std_")) and name != f"std_test_{metric}"

@@ -22,7 +22,12 @@ from sklearn.base import BaseEstimator, clone
 
 from tablepuppet.errors import LearnError
 from tablepuppet.learn.learners.estimator import need_relation
-from tablepuppet.learn.learners.folds import (
+from tablepuppet.learn.learners.learner import Learner
+from tablepuppet.learn.learners.linear import LinearLearner
+from tablepuppet.learn.learners.not_fitted import NotFittedError
+from tablepuppet.learn.loss.measures import Metrics
+from tablepuppet.learn.private.budget_check import TableCosts, added, approved_epsilons, check_together
+from tablepuppet.learn.selection.folds import (
     CONSTANT,
     Fold,
     Folding,
@@ -33,11 +38,8 @@ from tablepuppet.learn.learners.folds import (
     need_learner,
     of_test,
 )
-from tablepuppet.learn.learners.learner import Learner
-from tablepuppet.learn.learners.linear import LinearLearner
-from tablepuppet.learn.learners.not_fitted import NotFittedError
-from tablepuppet.learn.learners.search_plot import draw
-from tablepuppet.learn.learners.search_prep import (
+from tablepuppet.learn.selection.search_plot import draw
+from tablepuppet.learn.selection.search_prep import (
     PREP,
     PreparedFolds,
     check_pipelines,
@@ -48,9 +50,7 @@ from tablepuppet.learn.learners.search_prep import (
     plain,
     prepared,
 )
-from tablepuppet.learn.learners.search_scores import SearchScores
-from tablepuppet.learn.loss.measures import Metrics
-from tablepuppet.learn.private.budget_check import TableCosts, added, approved_epsilons, check_together
+from tablepuppet.learn.selection.search_scores import SearchScores
 from tablepuppet.learn.settings import check_whole
 from tablepuppet.learn.solve.allowance import counts_replies
 from tablepuppet.prep.pipelines.pipeline import DEFAULT, Pipeline

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from tablepuppet.errors import LearnError
 from tablepuppet.learn.learners.estimator import need_relation
 from tablepuppet.learn.learners.learner import Learner, label_of
-from tablepuppet.learn.learners.slice_lattice import Found, Lattice, Pair, Scoring
+from tablepuppet.learn.selection.slice_lattice import Found, Lattice, Pair, Scoring
 from tablepuppet.learn.settings import check_whole
 from tablepuppet.operators.client import Client
 from tablepuppet.prep.columns.category_names import Coded, ask_public_names

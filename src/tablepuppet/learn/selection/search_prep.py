@@ -10,7 +10,7 @@ from dataclasses import fields, replace
 from typing import Any
 
 from tablepuppet.errors import LearnError
-from tablepuppet.learn.learners.folds import Fold
+from tablepuppet.learn.selection.folds import Fold
 from tablepuppet.prep.pipelines.pipeline import DEFAULT, STEPS, Pipeline
 from tablepuppet.relation import Relation
 from tablepuppet.spelling import did_you_mean
