@@ -17,7 +17,7 @@ import tablepuppet as tp
 from tablepuppet.errors import ArgumentError
 from tablepuppet.jobs import Run, SearchSection
 from tablepuppet.learn.learners import linear as linear_module
-from tablepuppet.learn.learners import search as module
+from tablepuppet.learn.selection import search as module
 from tablepuppet.learn.selection.folds import Folding, measure_along_l2
 from tablepuppet.mapping.joined_rows import JoinedRows
 from tablepuppet.mapping.merged import merged
