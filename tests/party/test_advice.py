@@ -610,7 +610,7 @@ OTHERS = {
     "its operator must restore the file, or make room for it": MACHINE,
     "learn in fewer epochs or larger batches": "tests/learn/test_advice.py, by what the catalog says",
     "join keys are blinded under one nonce of this party": OWN_REQUEST,
-    "a session opens once, and this name was used; take another": OWN_REQUEST,
+    "a session opens once, and this name was used: the opening before did not end. ": OWN_REQUEST,
     "if features are NaN or infinite, filter them in WHERE": "tests/prep/test_advice.py",
     "is not a writable folder ({}); make it first": MACHINE,
     "so its peers' sum would be revealed; leave it out": "needs three services",

@@ -70,7 +70,9 @@ class Openings:
     def _check(self, caller: str, session: str, nonces: Collection[str], *, blinds: bool) -> None:
         if _mark(session) in self._names.get(caller, {}):
             raise StaleNonceError(
-                f"party {self._party!r}: a session opens once, and this name was used; take another", rule="nonce"
+                f"party {self._party!r}: a session opens once, and this name was used: the opening before did not end. "
+                "Run it again; if it ends so again, its operator's log has the reason, such as a full disk",
+                rule="nonce",
             )
         held, oldest = self._nonces.get(caller, {}), time.monotonic() - RECENT
         own = [nonce for nonce in nonces if hmac.compare_digest(nonce[_START:], self._tag(nonce[:_START]))]
