@@ -205,7 +205,7 @@ class Maker:
         known: dict[str, tuple[int, ...]] = {
             "rows": (rows, *outputs), "theta": theta, "agreed": linear, "directions": linear,
             "means": (len(self.columns),), "scales": (len(self.columns),), "lows": (len(self.columns),),
-            "highs": (len(self.columns),), "curvature": (count, count), "pull": (count, count),
+            "highs": (len(self.columns),), "curvature": (count, count), "proximal": (count, count),
             "rates": (int(self.rng.integers(0, 4)),), "mix": (int(self.rng.integers(0, 3)),), "counts": (rows,),
             "sums": self._one([(rows,), (2, width)]), "squares": (rows,),
         }  # fmt: skip

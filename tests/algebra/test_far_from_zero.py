@@ -170,10 +170,10 @@ def test_penalties_and_selection(mean: float, way: str, tmp_path: Path) -> None:
     centred = known.columns - known.columns.mean(axis=0)
     for alpha, coef in zip(path.alphas, path.coefs, strict=True):
         left = known.label - known.label.mean() - centred @ coef
-        pulls = centred.T @ left / len(left)
+        weights = centred.T @ left / len(left)
         scale = centred.std(axis=0)
-        assert np.all(np.abs(pulls) <= alpha + 1e-5 * scale)
-        np.testing.assert_allclose((pulls / scale)[coef != 0], (alpha * np.sign(coef) / scale)[coef != 0], atol=1e-5)
+        assert np.all(np.abs(weights) <= alpha + 1e-5 * scale)
+        np.testing.assert_allclose((weights / scale)[coef != 0], (alpha * np.sign(coef) / scale)[coef != 0], atol=1e-5)
     assert np.any(path.coefs != 0)
     chosen = [COLUMNS.index(name) for name in steps.selected]
     slopes, _, squares = least_squares(known.columns[:, chosen], known.label)

@@ -219,7 +219,7 @@ def test_nothing_as_long_as_the_join_travels(fed: tp.Federation, solver: str, mo
     assert sent
     assert max(rows["i"], rows["c"]) < len(relation) / 5
     for message in sent:
-        for name in ("rows", "places", "next_places", "image"):
+        for name in ("rows", "places", "next_places", "outputs"):
             for values in (message.request.arguments, message.reply or {}):
                 if values.get(name) is not None:
                     assert len(values[name]) <= rows[message.request.table]

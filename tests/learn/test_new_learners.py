@@ -163,8 +163,8 @@ class SquaresTable(LinearTable):
     def predict(self, theta: NDArray[Any], table: EncodedTable) -> NDArray[Any]:
         return super().predict(theta, squared(table))
 
-    def pull_back(self, theta: NDArray[Any], table: EncodedTable, row_gradients: NDArray[Any]) -> NDArray[Any]:
-        return super().pull_back(theta, squared(table), row_gradients)
+    def gradient(self, theta: NDArray[Any], table: EncodedTable, row_gradients: NDArray[Any]) -> NDArray[Any]:
+        return super().gradient(theta, squared(table), row_gradients)
 
 
 def squared(table: EncodedTable) -> EncodedTable:

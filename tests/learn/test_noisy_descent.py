@@ -72,8 +72,8 @@ def test_samples_are_not_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     assert len(told) == 4
     for message in told:
         assert message.reply is not None
-        assert set(message.reply) == {"image", "square"}
-        assert len(message.reply["image"]) == len(message.request.arguments["rows"])
+        assert set(message.reply) == {"outputs", "square"}
+        assert len(message.reply["outputs"]) == len(message.request.arguments["rows"])
 
 
 def test_secure_sums(tmp_path: Path) -> None:
@@ -102,7 +102,7 @@ def test_saved_and_loaded(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("tables", [1, 3])
 def test_what_tables_minimise_is_never_below_the_loss(tables: int) -> None:
-    """The gradient with its pull bounds the loss from above, whatever the tables do together."""
+    """The gradient with its proximal bounds the loss from above, whatever the tables do together."""
     rng = np.random.default_rng(0)
     cases = (Labelled(Squared(), rng.normal(size=20)), Labelled(Softmax(3), rng.integers(0, 3, 20)))
     for loss, shape in zip(cases, ((20,), (20, 3)), strict=True):
@@ -111,5 +111,5 @@ def test_what_tables_minimise_is_never_below_the_loss(tables: int) -> None:
         joined.rows.set_scores(scores)
         value, wish = joined.evaluate(), Gradient(joined, tables)
         wanted = np.concatenate(joined.rows.each(lambda block, column: block[column], wish.column()))
-        bound = value + np.vdot(wanted, moves.sum(axis=0)) + 0.5 * wish.pull * np.vdot(moves, moves)
+        bound = value + np.vdot(wanted, moves.sum(axis=0)) + 0.5 * wish.proximal * np.vdot(moves, moves)
         assert loss.value(scores + moves.sum(axis=0)) <= bound + 1e-12

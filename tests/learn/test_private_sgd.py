@@ -78,14 +78,21 @@ def begun(hidden: list[int] | None, **settings: Any) -> LocalTable:
 def steps(table: LocalTable, number: int = 3, **changed: Any) -> dict[str, Any]:
     """Some steps of a round."""
     rows = np.sin(np.arange(ROWS)) / ROWS
-    given = {"rows": rows, "pull": 1 / ROWS, "rates": np.full(number, 0.1), "momentum": 0.5, "l2": 0.0, "noise": NOISE}
+    given = {
+        "rows": rows,
+        "proximal": 1 / ROWS,
+        "rates": np.full(number, 0.1),
+        "momentum": 0.5,
+        "l2": 0.0,
+        "noise": NOISE,
+    }
     return noisy_steps.descend(table, "v", "e", "m", **(given | changed))
 
 
 @MODELS
 def test_drawn_again_alike(hidden: list[int] | None) -> None:
     """A session that is computed again has the same samples and noise; another session has others."""
-    told = [steps(begun(hidden, nonce=nonce))["image"] for nonce in ("one", "one", "two")]
+    told = [steps(begun(hidden, nonce=nonce))["outputs"] for nonce in ("one", "one", "two")]
     np.testing.assert_array_equal(told[0], told[1])
     assert not np.array_equal(told[0], told[2])
 
@@ -119,8 +126,8 @@ def test_nothing_is_told_that_cannot_be_charged() -> None:
 def test_predictions_of_all_rows(hidden: list[int] | None) -> None:
     """They come for rows that are in no sample too: which rows a step used is not told. At first all are zero."""
     table = begun(hidden)
-    assert not steps(table, 0)["image"].any()
-    image = steps(table, 1, noise=replace(NOISE, sampling=1e-3))["image"]
+    assert not steps(table, 0)["outputs"].any()
+    image = steps(table, 1, noise=replace(NOISE, sampling=1e-3))["outputs"]
     assert image.shape == (ROWS,)
     assert image[10:].all()
 
@@ -185,7 +192,7 @@ def test_parameters_keep_their_shape(hidden: list[int] | None, shape: tuple[int,
     charges: list[Any] = []
     table = begun(hidden, charges=charges)
     theta, spec = np.zeros(parameters_of(table, "m").theta.size), Linear(1) if hidden is None else Network(hidden, 1)
-    ask = partial(noisy_steps.gradient, table, "v", "e", "m", spec, pull=1.0, noise=NOISE)
+    ask = partial(noisy_steps.gradient, table, "v", "e", "m", spec, proximal=1.0, noise=NOISE)
     assert ask(theta=theta, rows=np.zeros(ROWS))["sums"].shape == theta.shape
     other = np.zeros([theta.size if size < 0 else size for size in shape])
     with pytest.raises(PartyError, match="parameters of another shape"):
@@ -270,7 +277,7 @@ def test_noisy_predictions_of_null_records(hidden: list[int] | None) -> None:
     table = begun(hidden, charges=charges)
     steps(table)
     del charges[:]
-    told = model_ops.predict(table, "v", "e", "m", PredictionNoise(1e-6, 1.0))["image"]
+    told = model_ops.predict(table, "v", "e", "m", PredictionNoise(1e-6, 1.0))["outputs"]
     assert np.abs(told[:10]).max() < 1e-4 < np.abs(told).max() <= 1.0 + 1e-4
     assert charges[0][0].gaussian == Spending.of_gaussian(1e-6).gaussian
 

@@ -50,7 +50,7 @@ def network_of(model: DenseRows) -> NetworkTable:
 def autograd(model: RowModel, theta: Array, table: EncodedTable, wanted: Array) -> Array:
     """The sum over rows of J_r^T Y_r, by torch where the model is a network."""
     if isinstance(model, DenseRows):
-        return network_of(model).pull_back(theta, table, wanted)
+        return network_of(model).gradient(theta, table, wanted)
     return table.transposed_times(wanted)
 
 

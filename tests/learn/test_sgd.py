@@ -117,7 +117,7 @@ def test_bytes_follow_distinct_base_rows(tmp_path: Path, monkeypatch: pytest.Mon
         exchanges = [step for step in steps if step.request.table == alias]
         told = [step.request.arguments["rows"] for step in exchanges]
         asked = [step.request.arguments["next_places"] for step in exchanges]
-        answered = [step.reply["image"] for step in exchanges if step.reply is not None]
+        answered = [step.reply["outputs"] for step in exchanges if step.reply is not None]
         counts = [batch[alias] for batch in expected]
         assert [len(rows) for rows in told] == [0, *counts]
         assert [len(rows) for rows in asked] == [len(rows) for rows in answered] == [*counts, 0]

@@ -161,7 +161,7 @@ def test_with_a_roster_nothing_leaves_unmasked(relation: tp.Relation, op: str, a
 def test_an_op_that_is_no_sum_cannot_be_masked(relation: tp.Relation) -> None:
     """Asking for masked predictions is an error of the coordinator."""
     model = tp.LinearRegression(privacy=SECURE).fit(relation)
-    asked = {"number": 99, "bits": {"image": 1}}
+    asked = {"number": 99, "bits": {"outputs": 1}}
     with pytest.raises(tp.PartyError, match="argument 'secure'"):
         ask(relation, "model.apply", encoding=model.encoding_.id, spec=Linear(1), theta=np.zeros(2), secure=asked)
 

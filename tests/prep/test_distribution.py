@@ -13,7 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import tablepuppet as tp
-from tablepuppet.prep.columns.ordered import DEPTHS, Bucket, image, values_of
+from tablepuppet.prep.columns.ordered import DEPTHS, Bucket, values_of, words_of
 from tablepuppet.prep.explore.cells import LISTED, NEXT_NONE, SAMPLED, Cells, ColumnWords
 from tests.party.policed import CANARY, PIN, audit_lines, open_party, write_file
 from tests.party.policed import federation as policed
@@ -68,7 +68,7 @@ def test_quantiles_are_those_of_the_join(world: World) -> None:
 def test_images_keep_the_order(values: list[float]) -> None:
     """Words compare as values do, NaN last, and give the values back."""
     array = np.array(values, float)
-    words = image(array)
+    words = words_of(array)
     assert np.array_equal(values_of(words), array + 0.0, equal_nan=True)
     assert np.array_equal(array[np.argsort(words, kind="stable")] + 0.0, np.sort(array) + 0.0, equal_nan=True)
 
@@ -143,7 +143,7 @@ def test_no_cell_has_too_few_rows(rows: list[tuple[float, int]], least: int, ran
     """
     values, weights = (np.array(each, float) for each in (zip(*rows, strict=True) if rows else ([], [])))
     firsts = np.array([random.random() < 0.8 for _ in rows], bool)
-    column = ColumnWords(image(values), weights, firsts, least, int(np.count_nonzero(firsts)))
+    column = ColumnWords(words_of(values), weights, firsts, least, int(np.count_nonzero(firsts)))
 
     def check(cells: Cells, low: int, high: int) -> None:
         for start, end in zip(cells["lows"], cells["highs"], strict=True):
@@ -175,7 +175,7 @@ def test_few_values_are_listed(rows: int, distinct: int, weighted: bool) -> None
     """
     rng = np.random.default_rng(rows + distinct)
     values = np.arange(distinct)[rng.permutation(np.arange(rows) % distinct)] / 7.0 + 1.0
-    words, weights = image(values), rng.integers(1, 9, rows).astype(float)
+    words, weights = words_of(values), rng.integers(1, 9, rows).astype(float)
     column = ColumnWords(words, weights if weighted else None, np.ones(rows, bool), None, len(words))
     cells = column.cells(Bucket())
     listed = np.unique(words)

@@ -18,7 +18,7 @@ from benchmarks.fuzz.worlds import LEAST, World, pooling
 from tablepuppet.learn.tables.linear import Linear
 from tablepuppet.party.blind import blind
 from tablepuppet.party.policy import ColumnRule, Level, Policy, TableRule, Use
-from tablepuppet.prep.columns.ordered import image
+from tablepuppet.prep.columns.ordered import words_of
 from tablepuppet.prep.encode.specs import Cut, Hashed, Lookup, Outside, Product
 from tablepuppet.prep.explore.cells import NEXT_NONE
 
@@ -219,7 +219,7 @@ def test_ends_of_cells(tmp_path: Path, seed: int) -> None:
         cells = {"x": values.tolist()} | {name: [None] * rows for name in "ztdys"} | {"id": list(range(rows))}
         party = world(tmp_path / str(place), cells, AGGREGATE)
         found.append(tree(party, "x"))
-        words = image(values)
+        words = words_of(values)
         for low, high, weight in found[-1]:
             size = high - low + 1
             assert size & (size - 1) == 0
@@ -262,7 +262,7 @@ def test_sums_over_rows_to_predict(tmp_path: Path, learned: bool, private: bool)
         )
         grams = [ask(party, "matrix.gram", encoding=name, joined_rows=20)["gram"].tolist() for name in "ef"]
         image_ = ask(party, "model.apply", encoding="e", spec=Linear(1), theta=np.ones(1))
-        found[value] = grams, sorted(np.asarray(image_["image"]).ravel().tolist())
+        found[value] = grams, sorted(np.asarray(image_["outputs"]).ravel().tolist())
     assert found[7.0][0] == found[70.0][0] == found[None][0]
     assert (found[7.0][1] == found[70.0][1]) == learned
 

@@ -43,7 +43,7 @@ def one_table(world: World, noise: FeatureNoise, wanted: NDArray[Any]) -> list[f
     gram = world.ask("a", "matrix.gram", **known, joined_rows=ROWS, noise=noise.of_gram(ROWS))["gram"]
     known["spec"] = Linear(1)
     sums = world.ask("a", "model.gradient", **known, rows=wanted, noise=noise.of_sums(ROWS))["sums"]
-    told = world.ask("a", "model.apply", **known, theta=np.ones(1), noise=noise.of_predictions(0.5))["image"]
+    told = world.ask("a", "model.apply", **known, theta=np.ones(1), noise=noise.of_predictions(0.5))["outputs"]
     return [gram[0, 0], sums[0], told[0]]
 
 
@@ -70,7 +70,7 @@ def through_parameters(world: World, noise: FeatureNoise) -> list[float]:
     asked = world.start("b", noise)
     extra = {} if noise.image is None else {"prediction_noise": noise.of_predictions(None)}
     wanted = np.bincount(joined, minlength=size) * -0.5 / ROWS
-    image = world.ask("b", "ridge.direction", **asked, rows=wanted, **extra)["image"]
+    image = world.ask("b", "ridge.direction", **asked, rows=wanted, **extra)["outputs"]
     residuals = image[joined] - 0.5
     rows = np.zeros(ROWS)
     np.add.at(rows, world.relation.mapping.tables["a"].index, residuals / ROWS)

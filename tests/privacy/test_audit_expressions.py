@@ -60,7 +60,7 @@ def gradients(world: World, hidden: list[int] | None) -> NDArray[Any]:
     spec, noise = spec_of(hidden), SampleNoise(ROWS, 1.0, MULTIPLIER, 1.0)
     width = world.table.state["v/e"].data.width
     theta = first_parameters(spec, 0, "t", width, width, zero=True).theta + 0.5
-    asked = {"encoding": "e", "model": "m", "spec": spec, "theta": theta, "pull": 0.0, "noise": noise}
+    asked = {"encoding": "e", "model": "m", "spec": spec, "theta": theta, "proximal": 0.0, "noise": noise}
     rows = np.append(-50.0, np.zeros(ROWS - 1))
     told = [ask(world, "steps.gradient", **asked, rows=rows)["sums"] for _ in range(RUNS)]
     return np.stack(told).reshape(RUNS, -1)
@@ -70,7 +70,9 @@ def predictions(world: World, hidden: list[int] | None) -> NDArray[Any]:
     """That of the first row, which is cut to the bound."""
     spec, noise = spec_of(hidden), PredictionNoise(MULTIPLIER, 1.0)
     theta = first_parameters(spec, 0, "t", 1, 1, zero=True).theta + 9.0
-    told = [ask(world, "model.apply", encoding="e", spec=spec, theta=theta, noise=noise)["image"] for _ in range(RUNS)]
+    told = [
+        ask(world, "model.apply", encoding="e", spec=spec, theta=theta, noise=noise)["outputs"] for _ in range(RUNS)
+    ]
     return np.stack(told)[:, :1]
 
 

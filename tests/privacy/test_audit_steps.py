@@ -60,7 +60,7 @@ def seen_in(world: World, promise: StepPromise, hidden: list[int] | None, steps:
     spec = spec_of(hidden)
     theta = first_parameters(spec, 0, "a", 1, 1, zero=True).theta
     added = SampleNoise(ROWS, noise.clip, noise.multipliers["a"] * steps.noise, steps.drawn or steps.sampling)
-    asked = {"encoding": world.encoding, "model": "m", "spec": spec, "theta": theta, "pull": 0.0, "noise": added}
+    asked = {"encoding": world.encoding, "model": "m", "spec": spec, "theta": theta, "proximal": 0.0, "noise": added}
     rows = np.append(-PULLED / ROWS, np.zeros(ROWS - 1))
     first = world.ask("a", "steps.gradient", **asked, rows=rows)["sums"]
     others = [world.ask("a", "steps.gradient", **asked)["sums"] for _ in range(runs - 1)]

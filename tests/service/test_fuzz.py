@@ -199,7 +199,7 @@ GOOD = {
     "family": "text", "blinding": "e", "most": 5, "counts": np.ones(ROWS, np.uint8), "chosen": None,
     "ranks": np.arange(3), "means": np.zeros(1), "scales": np.ones(1), "digests": np.zeros((3, 16), np.uint8),
     "joined_rows": ROWS, "outputs": 1, "memory": 3, "steps": 2, "seed": 1, "hidden": [2], "l2": 0.1, "lr": 0.1,
-    "momentum": 0.1, "pull": 0.1, "inner_rho": 0.1, "curvature": 1.0, "rows": np.ones(ROWS), "theta": np.ones(4),
+    "momentum": 0.1, "proximal": 0.1, "inner_rho": 0.1, "curvature": 1.0, "rows": np.ones(ROWS), "theta": np.ones(4),
     "mix": np.ones(1), "places": np.arange(3, dtype=np.int32), "next_places": np.arange(3, dtype=np.int32),
     "agreed": np.zeros((4, 1)),
 }  # fmt: skip

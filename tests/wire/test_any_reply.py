@@ -101,7 +101,7 @@ def test_the_coordinator_knows_what_it_asks(asked: list[Asked]) -> None:
     """Of predictions it knows rows and outputs, of parameters the shape: no length is left to the party."""
     for each in asked:
         _, _, _, returns, _, known = each.arguments
-        for name in set(returns) & {"image", "theta"}:
+        for name in set(returns) & {"outputs", "theta"}:
             kind = returns[name].value if isinstance(returns[name], Resting) else returns[name]
             shapes = known.shapes(kind.lengths, {})
             assert not any(length is None for shape in shapes for length in shape), (each.use, each.op)

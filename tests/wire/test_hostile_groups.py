@@ -136,5 +136,5 @@ def test_digests_of_guessed_texts_are_those_of_no_other_column(tmp_path: Path) -
     for session, is_recognised in (("guess", False), ("own", True)):
         given = {"columns": [], "means": np.zeros(0), "scales": np.zeros(0), "categories": [("code", "text")]}
         attacker.run("own", "encode.build", view="v", encoding="e", **given, digests0=told[session])
-        image = attacker.run("own", "model.apply", view="v", encoding="e", spec=Linear(1), theta=np.ones(1))["image"]
+        image = attacker.run("own", "model.apply", view="v", encoding="e", spec=Linear(1), theta=np.ones(1))["outputs"]
         assert image.any() == is_recognised

@@ -57,7 +57,7 @@ def test_a_row_is_named_no_more_often_than_there_are_rows(tmp_path: Path) -> Non
             ask(attacker, "s", op, 1, places=often, **given)
     with pytest.raises(tp.PartyError, match="60 rows that take part, and no more"):
         attacker.run("s", "rows.sample", view="v", ranks=often)
-    assert ask(attacker, "s", "model.apply", 1, places=often[:60])["image"].shape == (60,)
+    assert ask(attacker, "s", "model.apply", 1, places=often[:60])["outputs"].shape == (60,)
 
 
 def test_a_noisy_reply_is_bounded_before_it_is_made(tmp_path: Path) -> None:
@@ -66,7 +66,7 @@ def test_a_noisy_reply_is_bounded_before_it_is_made(tmp_path: Path) -> None:
     for limits, words in ((f"reply_bytes = {60 * 8 * 99}", "reply_bytes"), ("memory_bytes = 190000", "memory_bytes")):
         attacker = encoded(tmp_path / words, limits, more=budget)
         noise = {"multiplier": 1.0, "bound": 1.0}
-        assert ask(attacker, "s", "model.apply", 2, noise=noise)["image"].shape == (60, 2)
+        assert ask(attacker, "s", "model.apply", 2, noise=noise)["outputs"].shape == (60, 2)
         assert attacker.desk.party._ledger is not None
         before = attacker.desk.party._ledger.spent("cards")
         with pytest.raises(tp.PartyError, match=rf"limits\.{words}"):
@@ -96,7 +96,7 @@ def test_replies_that_are_kept_count(tmp_path: Path) -> None:
     attacker = encoded(tmp_path, "memory_bytes = 350000")
     account = attacker.desk.party._account("analyst")
     before = account.total
-    assert ask(attacker, "s", "model.apply", 400)["image"].nbytes == 192_000
+    assert ask(attacker, "s", "model.apply", 400)["outputs"].nbytes == 192_000
     assert account.total - before > 192_000
     attacker.open("t", attacker.scan("SELECT amount FROM cards"))
     attacker.use("t", "v", EVERY, ONCE)
@@ -105,7 +105,7 @@ def test_replies_that_are_kept_count(tmp_path: Path) -> None:
     with pytest.raises(tp.PartyError, match=r"limits\.memory_bytes"):
         ask(attacker, "t", "model.apply", 400)
     ask(attacker, "s", "model.apply", 1)  # which takes the place of the large one
-    assert ask(attacker, "t", "model.apply", 400)["image"].nbytes == 192_000
+    assert ask(attacker, "t", "model.apply", 400)["outputs"].nbytes == 192_000
     attacker.send(Request("close", "s"))
     attacker.send(Request("close", "t"))
     assert account.total == 0
@@ -120,7 +120,7 @@ def test_a_kept_reply_counts_after_a_restart(tmp_path: Path) -> None:
         attacker.restart()
         attacker.sent["s"] -= 1
         if fits:
-            assert np.array_equal(ask(attacker, "s", "model.apply", 400)["image"], first["image"])
+            assert np.array_equal(ask(attacker, "s", "model.apply", 400)["outputs"], first["outputs"])
             assert attacker.desk.party._account("analyst").total > 192_000
             continue
         with pytest.raises(tp.PartyError, match=r"limits\.memory_bytes"):

@@ -43,7 +43,7 @@ class Analyst(Attacker):
     def image(self, session: str, theta: float = 1.0) -> Any:
         """Noisy predictions."""
         given = {"spec": Linear(1), "theta": np.array([theta]), "noise": PredictionNoise(3.0, 100.0)}
-        return self.run(session, "model.apply", view="v", encoding="e", **given)["image"]
+        return self.run(session, "model.apply", view="v", encoding="e", **given)["outputs"]
 
     def again(self, session: str) -> Any:
         """The reply to the last request of a session, which got lost."""
@@ -112,7 +112,7 @@ def test_a_restart_goes_on_with_the_names_as_they_were(tmp_path: Path, refused: 
     write_bank(tmp_path, table=STRICT % 1e9)
     for _ in range(2):
         attacker.restart()
-        np.testing.assert_array_equal(attacker.again("s")["image"], second)
+        np.testing.assert_array_equal(attacker.again("s")["outputs"], second)
         assert attacker.spent == spent
     third = attacker.image("s", 0.5)
     assert np.abs(third - second).min() > 1e-9
@@ -131,14 +131,14 @@ def test_a_restart_does_not_compare(tmp_path: Path) -> None:
     begin = {"seed": 1, "spec": Linear(1), "zero": True}
     image = PredictionNoise(5.0, 1.0)
     noise = {"noise": SampleNoise(ROWS, 1.0, 5.0, 1.0), "prediction_noise": image}
-    step = {"rows": np.ones(ROWS), "pull": 0.0, "rates": np.ones(1), "momentum": 0.0, "l2": 0.0}
+    step = {"rows": np.ones(ROWS), "proximal": 0.0, "rates": np.ones(1), "momentum": 0.0, "l2": 0.0}
     attacker.run("models", "model.start", **given, **begin)
     attacker.run("models", "steps.descend", **given, **step, **noise)
     told = attacker.run("s", "model.predict", **given, noise=image)
     attacker.run("models", "model.start", **given, **begin)  # predicts zero
     spent = attacker.spent
     attacker.desk.close((attacker.caller, "s"), "expired", forget=False)  # as after a time without a request
-    np.testing.assert_array_equal(attacker.again("s")["image"], told["image"])
+    np.testing.assert_array_equal(attacker.again("s")["outputs"], told["outputs"])
     assert attacker.spent == spent
 
 
@@ -166,7 +166,7 @@ def test_killed_in_the_middle(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, a
     spent, told = attacker.spent, []
     for _ in range(2):
         attacker.restart()
-        told.append(attacker.again("s")["image"])
+        told.append(attacker.again("s")["outputs"])
         assert attacker.spent == spent
     np.testing.assert_array_equal(told[0], told[1])
     assert found
@@ -201,7 +201,7 @@ def test_releases_are_counted(tmp_path: Path) -> None:
     given: dict[str, Any] = {"view": "v", "encoding": "e", "model": "m"}
     attacker.run("s", "model.start", **given, seed=0, spec=Linear(1), zero=True)
     noise = {"noise": SampleNoise(ROWS, 1.0, 1e3, 0.5), "prediction_noise": PredictionNoise(1e3, 1.0)}
-    step: dict[str, Any] = {"rows": np.ones(ROWS), "pull": 0.0, "momentum": 0.0, "l2": 0.0}
+    step: dict[str, Any] = {"rows": np.ones(ROWS), "proximal": 0.0, "momentum": 0.0, "l2": 0.0}
     with pytest.raises(PartyError, match=r"more than 20 releases with noise.*limits\.releases_per_request"):
         attacker.run("s", "steps.descend", **given, **step, **noise, rates=np.zeros(20))
     sizes = set()

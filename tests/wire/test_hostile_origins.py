@@ -164,7 +164,7 @@ def test_models_obey_the_tables_they_were_learned_from(tmp_path: Path) -> None:
     attacker.begin("s")
     learn(attacker, "s")
     attacker.begin("t", "other")
-    assert attacker.ask("t", "model.predict")["image"].shape == (ROWS,)
+    assert attacker.ask("t", "model.predict")["outputs"].shape == (ROWS,)
     assert audit_lines(tmp_path)[-1]["tables"] == ["other", "cards"]
     attacker.turn_to(STRICT)
     attacker.begin("u", "other")
@@ -184,7 +184,7 @@ def test_a_model_that_was_learned_with_noise_is_free(tmp_path: Path) -> None:
     attacker.begin("s")
     learn(attacker, "s", GramNoise(ROWS, 5.0))
     attacker.begin("t", "other")
-    assert attacker.ask("t", "model.predict")["image"].shape == (ROWS,)
+    assert attacker.ask("t", "model.predict")["outputs"].shape == (ROWS,)
     attacker.restart()
     attacker.begin("u", "other")
     assert set(attacker.run("u", "parts.parameters", part="part", noisy=True)) == {"cards"}

@@ -145,7 +145,7 @@ def test_folds_of_a_step_are_splits(tmp_path: Path) -> None:
         read = {"columns": [], "categories": [("code", "text")], "digests0": np.zeros((0, 16), np.uint8)}
         encoders = {"means": np.zeros(1), "scales": np.ones(1), "steps": [step]}
         attacker.run("s", "encode.build", view="v", encoding="e", **read, **encoders)
-        return attacker.run("s", "model.apply", view="v", encoding="e", spec=Linear(1), theta=np.ones(1))["image"]
+        return attacker.run("s", "model.apply", view="v", encoding="e", spec=Linear(1), theta=np.ones(1))["outputs"]
 
     for _ in range(2):  # the same folds again cost nothing
         assert np.array_equal(fold_of_rows(0, shuffle=False), order // 5)

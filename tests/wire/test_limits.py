@@ -153,7 +153,7 @@ def test_refusals_are_not_written_down_whole(tmp_path: Path) -> None:
     assert path.stat().st_size < 20_000
     calls.begin()
     [reply] = calls.run(("model.predict", NAMES))  # what was computed before the refusals is there
-    assert reply["image"].shape == (ROWS,)
+    assert reply["outputs"].shape == (ROWS,)
 
 
 def test_a_refusal_is_answered_again_after_a_restart(tmp_path: Path) -> None:
@@ -239,7 +239,7 @@ def test_time_of_a_request(tmp_path: Path) -> None:
     calls.run(*ENCODED)
     calls.run(("model.start", {**NAMES, "seed": 1, "spec": Network([400, 400], 1)}))
     limit(calls.party, request_seconds=0.2)
-    solve = {**NAMES, "rows": np.ones(ROWS), "pull": 0.1, "l2": 0.1, "steps": 10_000}
+    solve = {**NAMES, "rows": np.ones(ROWS), "proximal": 0.1, "l2": 0.1, "steps": 10_000}
     for request in (
         [("proximal.solve", solve)],
         [("model.apply", {**_image(), "spec": Linear(9000), "theta": np.zeros((1, 9000))})] * 5000,

@@ -103,12 +103,12 @@ LIES: list[tuple[str, Lie, type[tp.TablePuppetError]]] = [
     ("label_classes", changed("classes", lambda _: "ab"), tp.PartyError),
     ("statistics_numbers", changed("sums", lambda sums: sums[:, :4]), tp.PartyError),
     ("statistics_numbers", changed("sums", lambda sums: -sums), tp.PartyError),
-    ("ridge_direction", changed("image", lambda image: image[:-1]), tp.PartyError),
-    ("ridge_direction", changed("image", lambda image: np.append(image, image)), tp.PartyError),
-    ("ridge_direction", changed("image", lambda image: np.stack([image, image], axis=1)), tp.PartyError),
-    ("ridge_direction", changed("image", lambda image: image.astype(np.int64)), tp.PartyError),
-    ("ridge_direction", changed("image", lambda image: image * np.inf), NOT_FINITE),
-    ("ridge_direction", lambda reply: {"image": reply["image"]}, tp.PartyError),
+    ("ridge_direction", changed("outputs", lambda image: image[:-1]), tp.PartyError),
+    ("ridge_direction", changed("outputs", lambda image: np.append(image, image)), tp.PartyError),
+    ("ridge_direction", changed("outputs", lambda image: np.stack([image, image], axis=1)), tp.PartyError),
+    ("ridge_direction", changed("outputs", lambda image: image.astype(np.int64)), tp.PartyError),
+    ("ridge_direction", changed("outputs", lambda image: image * np.inf), NOT_FINITE),
+    ("ridge_direction", lambda reply: {"outputs": reply["outputs"]}, tp.PartyError),
 ]
 
 

@@ -24,7 +24,7 @@ class Party(Transport):
 
     def call(self, request: Request, patience: float | None = None) -> Reply:
         self.asked += 1
-        return [{"image": np.arange(5.0 * 7**request.sequence) + request.sequence, "square": 0.5}]
+        return [{"outputs": np.arange(5.0 * 7**request.sequence) + request.sequence, "square": 0.5}]
 
 
 def run(folder: Path) -> tuple[list[Reply], int]:
@@ -45,7 +45,7 @@ def test_a_record_is_read_back(tmp_path: Path) -> None:
         found, asked = run(tmp_path)
         assert asked == again
         for one, other in zip(first, found, strict=True):
-            np.testing.assert_array_equal(one[0]["image"], other[0]["image"])
+            np.testing.assert_array_equal(one[0]["outputs"], other[0]["outputs"])
 
 
 @pytest.mark.parametrize("bit", range(0, 8, 3))
@@ -80,6 +80,6 @@ def test_a_full_disk_loses_no_answer(tmp_path: Path, room: int) -> None:
     for request in ASKED:
         [reply] = recorded.call(request)
         [expected] = Party().call(request)
-        np.testing.assert_array_equal(reply["image"], expected["image"])
+        np.testing.assert_array_equal(reply["outputs"], expected["outputs"])
     assert 1 < party.asked <= len(ASKED)
     assert run(tmp_path)[1] == 0

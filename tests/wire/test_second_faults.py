@@ -44,7 +44,7 @@ class Analyst(Attacker):
         mix = {"view": "v", "model": "m", "mix": np.array([0.5]), "memory": 5}
         turned = Step("ridge.direction", "cards", {**MODEL, "rows": Y, "l2": 1e-3, "curvature": 1.0})
         moved = () if number == 3 else (Step("ridge.advance", "cards", mix),)
-        return self.ask(number, *moved, turned)[-1]["image"]
+        return self.ask(number, *moved, turned)[-1]["outputs"]
 
 
 MODEL = {"view": "v", "encoding": "e", "model": "m"}

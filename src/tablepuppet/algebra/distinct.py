@@ -3,8 +3,8 @@
 Parties are asked as little as a program of many rounds needs:
 
 - A table of no more columns than one message has directions is asked for its cells, T_i I, once. They are fewer bytes
-  than T_i V of such a message, and reveal no more. Images and sums are then computed here; sums are not if a policy has
-  its party check how many rows they are over (``min_rows``). A table that sends sums only is not asked for cells.
+  than T_i V of such a message, and reveal no more. Products and sums are then computed here; sums are not if a policy
+  has its party check how many rows they are over (``min_rows``). A table that sends sums only is not asked for cells.
 - Joined rows whose base rows are alike in every table are one row with a weight (mapping/merged.py). Base rows are
   compared by their cells if these are here, else at their party (prep/encode/alike.py).
 
@@ -50,7 +50,7 @@ class DistinctRows:
             if placement.plan in KEEPING and products.width(a) <= most and not placement.is_secured(a)
         ]
         wanted = self._by_table(directions) if directions.size else {}
-        self._first = products.ask_images(wanted | {alias: np.eye(products.width(alias)) for alias in self._narrow})
+        self._first = products.ask_outputs(wanted | {alias: np.eye(products.width(alias)) for alias in self._narrow})
         self._collected = {a: data for a in products.tables if (data := products.local(a)) is not None}
         others = [a for a in products.tables if a not in self._narrow and a not in self._collected]
         self._alike = AlikeRows(placement.client, array.source.encoding, others)
@@ -62,24 +62,24 @@ class DistinctRows:
 
     @cached_property
     def _read(self) -> tuple[MergedRows | None, TableProducts, dict[str, Floats]]:
-        """(equal rows, if there are many; products over these rows; first images, of tables without cells)."""
-        images: dict[str, Floats] = self._first()
-        merged = self._merged(images)
-        cells = {alias: _cells(images.pop(alias)) for alias in self._narrow}
+        """(equal rows, if there are many; products over these rows; first outputs, of tables without cells)."""
+        outputs: dict[str, Floats] = self._first()
+        merged = self._merged(outputs)
+        cells = {alias: _cells(outputs.pop(alias)) for alias in self._narrow}
         if merged is None:
-            return None, self._all.over(self._all.rows, {}, cells), images
+            return None, self._all.over(self._all.rows, {}, cells), outputs
         firsts = dict(merged.firsts)
         cells = {alias: each.repeated(firsts[alias]) for alias, each in cells.items()}
-        return merged, self._all.over(merged.joined(), firsts, cells), images
+        return merged, self._all.over(merged.joined(), firsts, cells), outputs
 
-    def _merged(self, images: Mapping[str, Floats]) -> MergedRows | None:
+    def _merged(self, outputs: Mapping[str, Floats]) -> MergedRows | None:
         alike = self._alike.read()
         if alike is None:
             return None
         for alias in self._all.tables:
             if alias not in alike:
                 data = self._collected.get(alias)
-                places = first_of_each(_cells(images[alias]) if data is None else data)
+                places = first_of_each(_cells(outputs[alias]) if data is None else data)
                 if places is None:
                     return None
                 alike[alias] = places
@@ -147,9 +147,9 @@ class DistinctRows:
         """A V for the first directions, (rows, p)."""
         _, products, first = self._read
         wanted = self._by_table(self._directions)
-        images = first | {alias: cells.times(wanted[alias]) for alias, cells in products.cells.items()}
+        outputs = first | {alias: cells.times(wanted[alias]) for alias, cells in products.cells.items()}
         first.clear()  # as long as their tables, and not needed again
-        found = products.gathered(images, self._directions.shape[1], {})
+        found = products.gathered(outputs, self._directions.shape[1], {})
         shift = self._array.shift @ self._directions
         return found + shift if shift.any() else found
 

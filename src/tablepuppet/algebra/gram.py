@@ -63,7 +63,7 @@ def _ask_cells(
     for is_number in (True, False):
         wanted = {alias: _places(products, alias, is_number) - products.blocks[alias].start for alias in aliases}
         units = {a: np.eye(products.width(a))[:, places] for a, places in wanted.items() if len(places)}
-        asked[is_number] = products.ask_images(units, run, exact=True) if units else dict
+        asked[is_number] = products.ask_outputs(units, run, exact=True) if units else dict
     return lambda: {is_number: replies() for is_number, replies in asked.items()}
 
 

@@ -144,7 +144,7 @@ class Keeper:
         """The vector itself, (N, k); one trip."""
         pending = self._ask(self._step("collect u", columns), "matrix.kept_rows", kept=slot.name, vectors=columns)
         replies = self.placement.read(pending)[self.alias]
-        return self.placement.lou.concatenate(replies, "image").astype(np.float64).reshape(self.rows, columns)
+        return self.placement.lou.concatenate(replies, "outputs").astype(np.float64).reshape(self.rows, columns)
 
     def _ask(self, step: PricedStep, op: str, products: TableProducts | None = None, **values: Any) -> Pending:
         """Ask the parties of the table for an op; for one with the rows of a matrix, ``products``."""

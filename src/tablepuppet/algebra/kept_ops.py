@@ -31,7 +31,7 @@ from tablepuppet.party.arguments import Name, Some, Within
 from tablepuppet.party.local_table import LocalTable, RelationRows
 from tablepuppet.party.ops import Values, op
 from tablepuppet.party.release import Release
-from tablepuppet.party.returns import IMAGE, OUTPUTS, WIDTH, Numbers
+from tablepuppet.party.returns import OUTPUTS, ROW_OUTPUTS, WIDTH, Numbers
 from tablepuppet.prep.encode.encode import encoded
 from tablepuppet.prep.encode.encoded_table import check_length
 
@@ -137,13 +137,13 @@ def kept_transposed_times(table: LocalTable, view: str, encoding: str, kept: Nam
     asked="the relation as a matrix, vectors at parties",
     releases=Release.PREDICTIONS,
     directions="vectors",
-    returns={"image": IMAGE},
+    returns={"outputs": ROW_OUTPUTS},
 )
 def kept_rows(table: LocalTable, view: str, kept: Name, vectors: Some) -> Values:
     """K itself, of ``vectors`` columns."""
     values = _released(table, view, kept, vectors)
     check_reply(values.nbytes)
-    return {"image": _flat(_finite(table, values)).astype(table.wire)}
+    return {"outputs": _flat(_finite(table, values)).astype(table.wire)}
 
 
 def _keep(table: LocalTable, view: str, into: str, values: Array) -> None:

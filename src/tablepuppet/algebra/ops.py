@@ -43,7 +43,7 @@ from tablepuppet.party.groups import Grouped
 from tablepuppet.party.local_table import LocalTable, RelationRows
 from tablepuppet.party.ops import Values, op
 from tablepuppet.party.release import Release
-from tablepuppet.party.returns import ANY, IMAGE, OUTPUTS, ROWS, WIDTH, Numbers, OfGroups, OfRows
+from tablepuppet.party.returns import ANY, OUTPUTS, ROW_OUTPUTS, ROWS, WIDTH, Numbers, OfGroups, OfRows
 from tablepuppet.prep.encode.encode import EncodedShard, encoded, encoded_for_noise
 from tablepuppet.prep.encode.encoded_table import EncodedTable, SealedTable, check_length
 from tablepuppet.prep.encode.gram_groups import fewest_rows, without_pairs
@@ -60,12 +60,12 @@ Constants = Annotated[NDArray[np.float64], Within(dimensions=(2,))]
     asked="the relation as a matrix",
     releases=Release.PREDICTIONS,
     directions="directions",
-    returns={"image": IMAGE},
+    returns={"outputs": ROW_OUTPUTS},
 )
 def times(table: LocalTable, view: str, encoding: str, directions: Array, exact: bool = False) -> Values:
     """T V: (rows,) for one direction, else (rows, directions); rounded to the wire's precision unless ``exact``."""
     found = encoded(table, view, encoding).times(directions)
-    return {"image": lossless(found) if exact else found.astype(table.wire)}
+    return {"outputs": lossless(found) if exact else found.astype(table.wire)}
 
 
 @op(

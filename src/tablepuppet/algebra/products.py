@@ -142,19 +142,19 @@ class TableProducts:
     def ask_times(self, directions: Array, exact: bool = False) -> Result:
         """Ask for X V, (d, k) to (N, k); a table is sent those columns of V that are not zero for it.
 
-        Images are rounded to the wire's precision, unless they have to be ``exact``.
+        Outputs are rounded to the wire's precision, unless they have to be ``exact``.
         """
         used = {alias: np.flatnonzero(directions[self.blocks[alias]].any(axis=0)) for alias in self.tables}
         used = {alias: places for alias, places in used.items() if len(places)}
         wanted = {alias: directions[self.blocks[alias]][:, used[alias]] for alias in used}
-        replies = self.ask_images(wanted, exact=exact)
+        replies = self.ask_outputs(wanted, exact=exact)
         return Result(lambda: self.gathered(replies(), directions.shape[1], used))
 
     def gathered(self, given: Mapping[str, Floats], width: int, used: Mapping[str, NDArray[np.intp]]) -> Array:
-        """S_1 A_1 + ... + S_M A_M, (N, width), of images A_i, (n_i, k); their columns are those of ``used``."""
-        return self.rows.added({alias: self._image(alias, values) for alias, values in given.items()}, width, used)
+        """S_1 A_1 + ... + S_M A_M, (N, width), of outputs A_i, (n_i, k); their columns are those of ``used``."""
+        return self.rows.added({alias: self._moved(alias, values) for alias, values in given.items()}, width, used)
 
-    def _image(self, alias: str, values: Floats) -> Floats:
+    def _moved(self, alias: str, values: Floats) -> Floats:
         """Numbers of a table's rows that its joined rows come from."""
         is_whole = alias in self.cells or alias not in self._firsts
         return values if is_whole else values[self._firsts[alias]]
@@ -164,16 +164,16 @@ class TableProducts:
 
         With ``weights`` a row counts as so many.
         """
-        replies = self.ask_images({alias: directions[self.blocks[alias]] for alias in self.tables})
+        replies = self.ask_outputs({alias: directions[self.blocks[alias]] for alias in self.tables})
 
-        def images() -> dict[str, Floats]:
+        def outputs() -> dict[str, Floats]:
             found = replies()
             found |= {
                 alias: found[alias].astype(self.placement.wire_of(alias)) for alias in self.cells
             }  # as parties do
-            return {alias: self._image(alias, image) for alias, image in found.items()}
+            return {alias: self._moved(alias, each) for alias, each in found.items()}
 
-        return Nearest(self.rows, images, constants, weights)
+        return Nearest(self.rows, outputs, constants, weights)
 
     def ask_transposed_times(self, values: Array, exact: bool = False) -> Result:
         """Ask for X^T U, (N, k) to (d, k); U must not change before the result is read.
@@ -281,21 +281,21 @@ class TableProducts:
                 lambda alias, data: largest_of_rows(data, **arguments[alias])[which],
             )  # fmt: skip
 
-        values = ask("matrix.row_largest", "image", 0)
+        values = ask("matrix.row_largest", "outputs", 0)
         places = ask("matrix.row_places", "places", 1) if with_places else dict
-        found, images, firsts = Largest(self.shape[0]), values(), places()
-        for alias, image in images.items():
+        found, outputs, firsts = Largest(self.shape[0]), values(), places()
+        for alias, each in outputs.items():
             mine = self.rows.taken(alias, inside[alias][firsts[alias][:, 0]]) if with_places else 0
-            found.offer(self.rows.taken(alias, image[:, 0]), mine)
+            found.offer(self.rows.taken(alias, each[:, 0]), mine)
         return found
 
-    def ask_images(
+    def ask_outputs(
         self, directions: Mapping[str, Array], run: Run | None = None, exact: bool = False
     ) -> ByTable:  # fmt: skip
         """Ask for T_i V_i of some tables, (n_i, k); as a part of a ``run``, or as a step of its own."""
         there = {alias: each.shape[1] for alias, each in directions.items() if alias not in self.cells}
         return self.ask_tables(
-            run or self.placement.begin(PricedStep.times(there, self)), "matrix.times", "image", list(directions),
+            run or self.placement.begin(PricedStep.times(there, self)), "matrix.times", "outputs", list(directions),
             lambda alias, _: {"directions": _flat(directions[alias]), "exact": exact or self.placement.is_exact(alias)},
             lambda alias, data: data.times(directions[alias]),
         )  # fmt: skip
@@ -303,7 +303,7 @@ class TableProducts:
     def ask_table_sums(
         self, rows: Mapping[str, Floats], run: Run | None = None, exact: bool = False
     ) -> ByTable:  # fmt: skip
-        """Ask for T_i^T U_i of some tables, (d_i, k), by U_i, (n_i, k); as `ask_images`."""
+        """Ask for T_i^T U_i of some tables, (d_i, k), by U_i, (n_i, k); as `ask_outputs`."""
         widths = {alias: each.shape[1] for alias, each in rows.items()}
         return self.ask_tables(
             run or self.placement.begin(PricedStep.transposed(widths, self)), "matrix.transposed_times", "sums",
@@ -324,7 +324,7 @@ class TableProducts:
     ) -> ByTable:  # fmt: skip
         """Ask the parties of tables that are there, and ``compute`` here what is here; read by calling the result.
 
-        Replies named ``image`` or ``places`` are put together over the shards of a table, others are added up.
+        Replies named ``outputs`` or ``places`` are put together over the shards of a table, others are added up.
         """
         here = dict(self.cells)
         here |= {alias: data for alias in aliases if alias not in here and (data := self.local(alias)) is not None}
@@ -344,7 +344,7 @@ class TableProducts:
             for alias in aliases:
                 if alias in here:
                     found[alias] = wide(compute(alias, here[alias]))
-                elif reply in ("image", "places"):
+                elif reply in ("outputs", "places"):
                     found[alias] = wide(self._lou.concatenate(replies[alias], reply))  # in the wire's precision
                 else:
                     found[alias] = wide(self._lou.add(replies[alias], reply))

@@ -34,12 +34,12 @@ Places = Annotated[NDArray[np.int64], Within(dimensions=(1,), size=10_000)]
     asked="the relation as a matrix, extremes of rows",
     releases=Release.PREDICTIONS,
     directions="scale",
-    returns={"image": Numbers((ROWS,))},
+    returns={"outputs": Numbers((ROWS,))},
 )
 def row_largest(table: LocalTable, view: str, encoding: str, places: Places, scale: List, shift: List) -> Values:
     """The largest number of every row among some encoded columns, each scaled and shifted."""
     data = _encoded(table, view, encoding, places, scale, shift)
-    return {"image": largest_of_rows(data, places, scale, shift)[0].astype(table.wire)}
+    return {"outputs": largest_of_rows(data, places, scale, shift)[0].astype(table.wire)}
 
 
 @op(

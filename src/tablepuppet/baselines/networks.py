@@ -74,7 +74,7 @@ class PooledSteps:
             table = self.data[alias]
             if batch is not None and wanted is not None:
                 rows = table.rows(batch.places[alias])
-                gradient = part.model.pull_back(part.theta, rows, batch.scatter(alias, wanted))
+                gradient = part.model.gradient(part.theta, rows, batch.scatter(alias, wanted))
                 part.descend(gradient, lr, self.momentum, self.l2)
             if following is not None:
                 predictions[alias] = part.model.predict(part.theta, table.rows(following.places[alias]))
@@ -97,7 +97,7 @@ def _minimise_networks(
         scores = model.predict(tables, rows) + intercept
         wanted = loss.pointwise.gradient(scores, labels)
         slopes = [
-            part.model.pull_back(part.theta, tables[alias], wanted) + l2 * part.theta for alias, part in parts.items()
+            part.model.gradient(part.theta, tables[alias], wanted) + l2 * part.theta for alias, part in parts.items()
         ]
         penalty = 0.5 * l2 * sum(float(theta @ theta) for theta in thetas)
         return loss.pointwise.value(scores, labels) + penalty, np.concatenate(

@@ -358,9 +358,9 @@ Returns = Mapping[str, Returned]
 EACH = "*"
 
 # What several ops return.
-IMAGE = Numbers((ROWS, OUTPUTS))
-ASKED_IMAGE = Numbers((ROWS_ASKED, OUTPUTS))
-NEXT_IMAGE = Numbers(("next_places", OUTPUTS))
+ROW_OUTPUTS = Numbers((ROWS, OUTPUTS))
+ASKED_OUTPUTS = Numbers((ROWS_ASKED, OUTPUTS))
+NEXT_OUTPUTS = Numbers(("next_places", OUTPUTS))
 THETA = Numbers((PARAMETERS,))
 PRODUCTS = Products()
 SQUARE = Plain(float, 0.0, size=LARGEST_SQUARE)

@@ -223,10 +223,10 @@ def _climb(
         raise LearnError(f"glm: the mean label and this offset give means that the family cannot have; {other} them")
     total, steps = begun
     for number in range(min(steps, max_iter - 1) + 1, max_iter + 1):
-        before, (change, image) = point.deviance, step(point)
+        before, (change, product) = point.deviance, step(point)
         share = 1.0
         for _ in range(HALVINGS):
-            trial = point.moved(share * image)
+            trial = point.moved(share * product)
             if trial.is_valid and trial.deviance <= before + SLACK * abs(before):
                 break
             share /= 2

@@ -143,8 +143,8 @@ def _descend(
     for _ in range(SWEEPS):
         moved = 0.0
         for place in active:
-            pull = left[place] + spread[place] * found[place]
-            new = np.sign(pull) * max(abs(pull) - l1, 0.0) / (spread[place] + l2)
+            slope = left[place] + spread[place] * found[place]
+            new = np.sign(slope) * max(abs(slope) - l1, 0.0) / (spread[place] + l2)
             change = new - found[place]
             if change:
                 found[place] = new

@@ -95,9 +95,9 @@ def minimise(
         if largest <= tol:
             return minimum()
         step = _newton_step(design, loss, scores, penalty, gradient, min(0.1, largest))
-        image, slope, share = times(step), float(np.sum(gradient * step)), 1.0
+        product, slope, share = times(step), float(np.sum(gradient * step)), 1.0
         for _ in range(HALVINGS):
-            moved, there = found + share * step, scores + share * image
+            moved, there = found + share * step, scores + share * product
             reached = loss.value(there) + float(np.sum(penalty * moved**2)) / 2
             if reached <= value + ENOUGH * share * slope:
                 break
@@ -121,8 +121,8 @@ def _newton_step(
 
     def times(flat: Array) -> Array:
         step = flat.reshape(shape)
-        image = design.kept_times(step) if loss.is_elementwise else design.times(step)
-        return np.ravel(design.transposed_times(curvature(image)) / rows + penalty * step)
+        product = design.kept_times(step) if loss.is_elementwise else design.times(step)
+        return np.ravel(design.transposed_times(curvature(product)) / rows + penalty * step)
 
     operator = LinearOperator((gradient.size, gradient.size), times, dtype=np.float64)
     return np.reshape(cg(operator, -gradient.ravel(), rtol=tol, maxiter=gradient.size)[0], shape)

@@ -4,7 +4,7 @@ A table with several shards must return the ridge solve for Y, as in ops.py, but
 Each shard q keeps the eigenvectors of its own Gram matrix K_q and solves its own problem, with a proximal term that
 keeps it near the agreed parameters w; the coordinator sees only parameters, and averages them. x_q are a shard's
 parameters, y_q its dual variable, theta^t the current parameters, C the curvature of the loss and R = inner_rho the
-weight of the proximal term (``pull`` in the code), both (outputs, outputs):
+weight of the proximal term (``proximal`` in the code), both (outputs, outputs):
 
     l_q(x) = <T_q^T Y_q, x - theta^t> + <x - theta^t, K_q (x - theta^t) C> / 2
     x_q    = argmin of  l_q(x) + <y_q, x - w> + <x - w, (x - w) R> / 2                                   (Eq. 22)
@@ -63,7 +63,7 @@ class ShardSolver:
     dual: Array  # y_q
     slope: Array = field(init=False)  # of l_q at 0
     curvature: Array = field(init=False)
-    pull: Array | None = None
+    proximal: Array | None = None
 
     def ask(self, sums: Array, theta: Array, curvature: Array) -> None:
         """Begin a new problem: T_q^T Y_q, the current parameters theta^t, and C."""
@@ -76,17 +76,17 @@ class ShardSolver:
 
     def agree(self, agreed: Array) -> None:
         """Update the dual variable with the agreed parameters (Eq. 21)."""
-        if self.pull is not None:
-            self.dual = self.dual + (self.own - agreed) @ self.pull
+        if self.proximal is not None:
+            self.dual = self.dual + (self.own - agreed) @ self.proximal
 
-    def solve(self, agreed: Array, pull: Array) -> float:
+    def solve(self, agreed: Array, proximal: Array) -> float:
         """Update the shard's parameters (Eq. 22); return the decrease of its objective."""
         curvatures, classes = np.linalg.eigh(self.curvature)
-        pulls = np.diag(classes.T @ pull @ classes)  # C and R have the same eigenvectors
+        weights = np.diag(classes.T @ proximal @ classes)  # C and R have the same eigenvectors
         force = self.slope + self.hessian(agreed) + self.dual
-        turned = (self.vectors.T @ force @ classes) / (np.outer(self.values, curvatures) + pulls)
+        turned = (self.vectors.T @ force @ classes) / (np.outer(self.values, curvatures) + weights)
         moved = -self.vectors @ turned @ classes.T
-        self.own, self.pull = agreed + OVER * moved, pull
+        self.own, self.proximal = agreed + OVER * moved, proximal
         return -0.5 * float(np.vdot(force, moved))
 
 
@@ -119,21 +119,21 @@ def _check_shapes(table: LocalTable, shape: tuple[int, ...], *arrays: Array) -> 
 )
 def consensus(
     table: LocalTable, view: str, encoding: str, model: str, agreed: Array, theta: Array,
-    curvature: Array, pull: Array, rows: Array | None = None,
+    curvature: Array, proximal: Array, rows: Array | None = None,
 ) -> Values:  # fmt: skip
     """One inner round at a shard; ``rows`` begin a new problem at theta."""
     kept = table.state.get(f"{model}/{view}/shard")
     if not isinstance(kept, ShardSolver):
         raise PartyError(f"party {table.grant.party!r} has not started this model; fit it again")
     _check_shapes(table, kept.own.shape, agreed, theta)
-    _check_shapes(table, (kept.own.shape[1],) * 2, curvature, pull)
+    _check_shapes(table, (kept.own.shape[1],) * 2, curvature, proximal)
     kept.agree(agreed)
     if rows is not None:
         wide = rows.astype(np.float64).reshape(len(rows), -1)
         sums = encoded(table, view, encoding).transposed_times(wide) - np.outer(kept.means, wide.sum(axis=0))
         kept.ask(sums, theta, curvature)
-    gain = kept.solve(agreed, pull)
-    return {"sum": kept.own @ pull + kept.dual, "gain": gain}
+    gain = kept.solve(agreed, proximal)
+    return {"sum": kept.own @ proximal + kept.dual, "gain": gain}
 
 
 @dataclass(frozen=True)
@@ -143,7 +143,7 @@ class Inner:
     rounds: int
     rho: float | str
 
-    def pull(self, curvature: Array, shards: int) -> Array:
+    def proximal(self, curvature: Array, shards: int) -> Array:
         """R: the given inner_rho, or a share of the curvature of one shard."""
         if isinstance(self.rho, str):
             return AUTO_PULL / shards * curvature
@@ -203,7 +203,7 @@ class Consensus(ShardSums):
         for alias, each in problems.items():
             shards = zip(self.lou.client.shards(alias), replies[alias], strict=True)
             self._last_sums |= {(alias, shard.party): reply["sum"] for shard, reply in shards}
-            whole = self.l2 * np.eye(len(each["pull"])) + self.lou.shards(alias) * each["pull"]
+            whole = self.l2 * np.eye(len(each["proximal"])) + self.lou.shards(alias) * each["proximal"]
             self.agreed[alias] = self.lou.add(replies[alias], "sum") @ np.linalg.inv(whole)
         return float(sum(self.lou.add(replies[alias], "gain") for alias in problems))
 
@@ -212,12 +212,12 @@ class Consensus(ShardSums):
 
         Dual variables depend on earlier rounds, so the largest bound so far counts.
         """
-        agreed, theta, curvature, pull = (problem[name] for name in ("agreed", "theta", "curvature", "pull"))
+        agreed, theta, curvature, proximal = (problem[name] for name in ("agreed", "theta", "curvature", "proximal"))
         hessian = np.linalg.norm(agreed - theta) * np.linalg.norm(curvature) * max(len(theta), 1)
         force = float(hessian + (0.0 if rows is None else self.lou.bound(rows)))
         self._force[alias] = force = max(force, self._force.get(alias, 0.0))
-        held = float(np.linalg.norm(agreed) * np.linalg.norm(pull))
-        return {"sum": held + force, "gain": force**2 * len(pull) / float(np.trace(pull))}
+        held = float(np.linalg.norm(agreed) * np.linalg.norm(proximal))
+        return {"sum": held + force, "gain": force**2 * len(proximal) / float(np.trace(proximal))}
 
     def _as_before(self, alias: str, shard: ShardRows) -> dict[str, Any]:
         """The reply used for a lost shard: its last parameters."""
@@ -230,5 +230,5 @@ class Consensus(ShardSums):
             "agreed": agreed,
             "theta": self.parts[alias].theta.reshape(agreed.shape),
             "curvature": square,
-            "pull": self.inner.pull(square, self.lou.shards(alias)),
+            "proximal": self.inner.proximal(square, self.lou.shards(alias)),
         }

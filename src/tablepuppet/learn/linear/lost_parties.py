@@ -42,7 +42,7 @@ class LostParties:
     def instead(self, alias: str, shard: ShardRows) -> dict[str, Any]:
         """The reply used in place of a lost table's direction."""
         nothing = {"products": None, "left": 0.0, "magnitude": 0.0, "centre": np.zeros(self.model.outputs)}
-        return {"image": self.model.nothing(alias, shard), **nothing}
+        return {"outputs": self.model.nothing(alias, shard), **nothing}
 
     def ask_missed(self) -> None:
         """Ask lost shards for what the scores lack, in the trip of this round's predictions."""
@@ -67,7 +67,7 @@ class LostParties:
             late = iter(late_replies[alias])
             for shard, is_lost in zip(model.lou.client.shards(alias), are_lost, strict=True):
                 place = (alias, shard.party)
-                late_prediction = next(late)["image"] if place in self._since else None
+                late_prediction = next(late)["outputs"] if place in self._since else None
                 if is_lost:
                     self._since.setdefault(place, model.shared[alias].theta)
                 elif late_prediction is not None:

@@ -203,8 +203,8 @@ class LinearModel(FederatedModel):
         noise = self.noise
         if noise is None:
             return {}
-        images = {} if noise.image is None else {"prediction_noise": noise.of_predictions(None)}
-        return {alias: {"noise": noise.of_sums(self.rows(alias)), **images} for alias in self.tables}
+        added = {} if noise.image is None else {"prediction_noise": noise.of_predictions(None)}
+        return {alias: {"noise": noise.of_sums(self.rows(alias)), **added} for alias in self.tables}
 
     def advance(self, mix: Array, memory: int) -> None:
         """Take the step ``mix``, a combination of the new direction and earlier steps; keep ``memory`` steps."""

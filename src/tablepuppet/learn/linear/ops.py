@@ -53,7 +53,7 @@ from tablepuppet.party.arguments import List, NotNegative, Positive, SomeOrNone
 from tablepuppet.party.local_table import LocalTable
 from tablepuppet.party.ops import Values, op
 from tablepuppet.party.release import Release
-from tablepuppet.party.returns import IMAGE, PER_OUTPUT, SQUARE, Numbers, Products
+from tablepuppet.party.returns import PER_OUTPUT, ROW_OUTPUTS, SQUARE, Numbers, Products
 from tablepuppet.prep.encode.encode import encoded, encoded_for_noise, sealed
 from tablepuppet.prep.encode.encoded_table import SealedTable
 
@@ -136,7 +136,7 @@ class Turn:
     releases=Release.PREDICTIONS,
     private=("noise", "prediction_noise"),
     returns={
-        "image": IMAGE,
+        "outputs": ROW_OUTPUTS,
         "products": Products(known="known"),
         "bound": SQUARE,
         "left": SQUARE,
@@ -172,11 +172,13 @@ def direction(
                 found = data.open().times(ridge.direction)
             if noise is None:
                 found -= facts["centre"] if found.ndim == 2 else facts["centre"][0]
-            image = on_wire(found, table.wire, exact=exact)
+            predictions = on_wire(found, table.wire, exact=exact)
         else:
             bound = ridge.bound(ridge.direction)
-            image = noisy_predictions(table, data, LinearRows(), ridge.direction, bound, prediction_noise.multiplier)
-        return {"image": image, "bound": bound, **facts}
+            predictions = noisy_predictions(
+                table, data, LinearRows(), ridge.direction, bound, prediction_noise.multiplier
+            )
+        return {"outputs": predictions, "bound": bound, **facts}
 
 
 def _check_fit(part: TableParameters, rows: Array, curvature: Curvature, data: SealedTable) -> None:

@@ -14,7 +14,7 @@ variable, w the agreed parameters.
     u^q    = u^q + theta^q - w
 
 A network's predictions are not linear in its parameters, so there is no plane search as for linear models: the tables'
-steps are taken as they are, and rho damps them. In the code, ``pull`` is rho / N, the weight of the proximal term.
+steps are taken as they are, and rho damps them. In the code, ``proximal`` is rho / N, the weight of the proximal term.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ from tablepuppet.party.arguments import Some
 from tablepuppet.party.local_table import LocalTable
 from tablepuppet.party.ops import Values, op
 from tablepuppet.party.release import Release
-from tablepuppet.party.returns import IMAGE, SQUARE, THETA
+from tablepuppet.party.returns import ROW_OUTPUTS, SQUARE, THETA
 from tablepuppet.prep.encode.encode import encoded, sealed
 from tablepuppet.prep.encode.encoded_table import EncodedTable
 
@@ -65,11 +65,18 @@ class Share:
 
     @classmethod
     def of(
-        cls, table: LocalTable, view: str, encoding: str, network: NetworkTable, theta: Array, rows: Array, pull: float
+        cls,
+        table: LocalTable,
+        view: str,
+        encoding: str,
+        network: NetworkTable,
+        theta: Array,
+        rows: Array,
+        proximal: float,
     ) -> Share:
-        """The function at theta^t; ``pull`` is rho / N."""
+        """The function at theta^t; ``proximal`` is rho / N."""
         data = encoded(table, view, encoding)
-        weights = table.view(view).counts.astype(np.float64) * pull
+        weights = table.view(view).counts.astype(np.float64) * proximal
         wide = rows.astype(np.float64)
         return cls(network, data, weights if wide.ndim == 1 else weights[:, None], wide, network.predict(theta, data))
 
@@ -101,18 +108,18 @@ class Share:
     "proximal.solve",
     asked="networks by `admm`",
     releases=Release.PREDICTIONS,
-    returns={"image": IMAGE, "square": SQUARE},
+    returns={"outputs": ROW_OUTPUTS, "square": SQUARE},
 )
 def solve(
-    table: LocalTable, view: str, encoding: str, model: str, rows: Array, pull: float, l2: float, steps: Some
+    table: LocalTable, view: str, encoding: str, model: str, rows: Array, proximal: float, l2: float, steps: Some
 ) -> Values:
     """The theta-update at a table with one shard (Eq. 16); return the new predictions and |theta|^2."""
     part = parameters_of(table, model)
     network = network_of(part)
-    share = Share.of(table, view, encoding, network, part.theta, rows, pull)
+    share = Share.of(table, view, encoding, network, part.theta, rows, proximal)
     part.theta = share.minimise(part.theta, 0.0, l2, steps)
-    image = network.predict(part.theta, share.data).astype(table.wire)
-    return {"image": image, "square": part.square}
+    predictions = network.predict(part.theta, share.data).astype(table.wire)
+    return {"outputs": predictions, "square": part.square}
 
 
 def network_of(part: TableParameters) -> NetworkTable:
@@ -139,7 +146,7 @@ class ConsensusState:
     returns={"sum": THETA},
 )
 def consensus(
-    table: LocalTable, view: str, encoding: str, model: str, spec: Network, theta: Array, pull: float,
+    table: LocalTable, view: str, encoding: str, model: str, spec: Network, theta: Array, proximal: float,
     inner_rho: float, steps: Some, rows: Array | None = None,
 ) -> Values:  # fmt: skip
     """A shard's theta-update near the agreed parameters (Eq. 21, 22); if ``rows`` are given, a new problem begins."""
@@ -147,7 +154,7 @@ def consensus(
     kept: Any = table.state.get(name)
     if rows is not None:
         network = NetworkTable.over(sealed(table, view, encoding).width, spec.hidden, spec.outputs)
-        share = Share.of(table, view, encoding, network, theta, rows, pull)
+        share = Share.of(table, view, encoding, network, theta, rows, proximal)
         own, dual = (theta, np.zeros_like(theta)) if kept is None else (kept.theta, kept.dual)
         table.state[name] = kept = ConsensusState(share, own, dual)
     if not isinstance(kept, ConsensusState):
@@ -177,14 +184,14 @@ class ThetaUpdate:
     op = "proximal.solve"
 
     @property
-    def pull(self) -> float:
+    def proximal(self) -> float:
         """The weight of the proximal term."""
         return self.rho / self.joined_rows
 
     @property
     def arguments(self) -> dict[str, Any]:
         """As `solve` takes them."""
-        return {"pull": self.pull, "l2": self.l2, "steps": self.steps}
+        return {"proximal": self.proximal, "l2": self.l2, "steps": self.steps}
 
     def take(self, part: TableParameters, sums: Array, total: Array) -> Facts:
         """The agreed parameters are the sum of what shards propose."""
@@ -213,7 +220,7 @@ class Agreement:
         for number in range(self.inner.rounds if self.parts else 0):
             replies = self.lou.ask(
                 "proximal.consensus", self.parts, None if number else rows.values, self.model.sent_shared(),
-                self._own_before, self._bounds, inner_rho=weight, pull=update.pull, steps=update.steps,
+                self._own_before, self._bounds, inner_rho=weight, proximal=update.proximal, steps=update.steps,
                 **self.model.at_party,
             ).read()  # fmt: skip
             for alias, part in self.parts.items():

@@ -29,7 +29,7 @@ from tablepuppet.party.arguments import List, SomeOrNone
 from tablepuppet.party.local_table import LocalTable
 from tablepuppet.party.ops import Values, op
 from tablepuppet.party.release import Release
-from tablepuppet.party.returns import IMAGE, PRODUCTS
+from tablepuppet.party.returns import PRODUCTS, ROW_OUTPUTS
 from tablepuppet.prep.encode.encode import encoded
 
 Array = NDArray[np.float64]
@@ -93,7 +93,7 @@ class Turn:
 def turn(table: LocalTable, view: str, encoding: str, model: str, rows: Array, l2: float, memory: SomeOrNone) -> Values:
     """`Turn` at a table with one shard."""
     part = parameters_of(table, model)
-    gradient = part.model.pull_back(part.theta, encoded(table, view, encoding), rows.astype(np.float64))
+    gradient = part.model.gradient(part.theta, encoded(table, view, encoding), rows.astype(np.float64))
     return dict(Turn(l2, memory).take(part, gradient, NOTHING))
 
 
@@ -119,12 +119,12 @@ class Move:
         return {"theta": part.theta}
 
 
-@op("lbfgs.move", asked="networks by `lbfgs`", releases=Release.PREDICTIONS, returns={"image": IMAGE})
+@op("lbfgs.move", asked="networks by `lbfgs`", releases=Release.PREDICTIONS, returns={"outputs": ROW_OUTPUTS})
 def move(table: LocalTable, view: str, encoding: str, model: str, mix: List) -> Values:
     """`Move` at a table with one shard."""
     part = parameters_of(table, model)
     Move(mix).take(part, NOTHING, NOTHING)
-    return {"image": part.model.predict(part.theta, encoded(table, view, encoding)).astype(table.wire)}
+    return {"outputs": part.model.predict(part.theta, encoded(table, view, encoding)).astype(table.wire)}
 
 
 class FullBatch:

@@ -3,7 +3,7 @@
 With "sgd", tables descend along the gradient of the loss. A proximal term, c M / 2N times the squared change of
 predictions, prevents overshooting: c bounds the curvature of the loss, M counts the tables, N the joined rows, and the
 sum of what the tables minimise is then an upper bound of the loss. With "admm", they use the residual of the sharing
-problem (admm.py), whose proximal weight is rho / N. ``pull`` is the weight of the proximal term.
+problem (admm.py), whose proximal weight is rho / N. ``proximal`` is the weight of the proximal term.
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ AUTO_RHO = 1.5  # times the mean curvature of the loss at the start
 class Gradient:
     """What the coordinator sends in each round: the gradient of the loss.
 
-    ``pull`` is the weight of the proximal term per joined row. ``column`` is the column of values whose sums are sent
-    to tables; the loss has been evaluated at the scores.
+    ``proximal`` is the weight of the proximal term per joined row. ``column`` is the column of values whose sums are
+    sent to tables; the loss has been evaluated at the scores.
     """
 
     def __init__(self, loss: JoinedLoss, tables: int):
@@ -53,7 +53,7 @@ class Gradient:
         return GRADIENT
 
     @property
-    def pull(self) -> float:
+    def proximal(self) -> float:
         """c M / N."""
         return self.loss.most_curvature * self.tables / len(self.loss.rows)
 
@@ -73,7 +73,7 @@ class Residual:
         return RESIDUAL
 
     @property
-    def pull(self) -> float:
+    def proximal(self) -> float:
         """rho / N."""
         return self.rule.rho / len(self.rule.loss.rows)
 
@@ -143,7 +143,7 @@ def descend_noisily(
     rows, first = loss.rows, loss.best_constant()
     intercept = first
     for number, pace in enumerate(paces, start=1):
-        model.take_round(wish.column(), wish.pull, pace, PREDICTIONS)
+        model.take_round(wish.column(), wish.proximal, pace, PREDICTIONS)
         rows.each(_add, intercept)
         loss.evaluate()
         intercept = intercept - model.believed_mean * loss.gradient_sum() / loss.most_curvature

@@ -42,7 +42,7 @@ class Pace:
 class NoisyRound:
     """A noisy step for each learning rate; then predictions, and |theta|^2. Rates and noise are arguments by table."""
 
-    pull: float  # weight of the proximal term
+    proximal: float  # weight of the proximal term
     momentum: float
     l2: float
     op = "steps.descend"
@@ -50,7 +50,7 @@ class NoisyRound:
     @property
     def arguments(self) -> dict[str, Any]:
         """As `steps.descend` takes them."""
-        return {"pull": self.pull, "momentum": self.momentum, "l2": self.l2}
+        return {"proximal": self.proximal, "momentum": self.momentum, "l2": self.l2}
 
     def take(self, part: TableParameters, sums: Array, total: Array) -> Facts:
         """What is returned of a table whose steps are taken."""
@@ -79,7 +79,7 @@ class NoisySums:
             thetas = {a: {"theta": part.theta, "noise": self.model.sum_noise(a)} for a, part in self.parts.items()}
             sums = self.lou.ask(
                 "steps.gradient", self.parts, None if number else rows.values, thetas, spec=self.model.spec,
-                pull=update.pull, bounds=self._largest, **self.model.at_party,
+                proximal=update.proximal, bounds=self._largest, **self.model.at_party,
             ).read()  # fmt: skip
             for alias, part in self.parts.items():
                 rate = float(self.pace.rates[alias][number])
@@ -129,14 +129,14 @@ class SampledModel(FederatedModel):
         """The same for all tables."""
         return dict.fromkeys(self.tables, self.noise.clip)
 
-    def take_round(self, column: str, pull: float, pace: Pace, into: str) -> None:
+    def take_round(self, column: str, proximal: float, pace: Pace, into: str) -> None:
         """Let tables take steps with the sums of ``column``; write the new predictions into the column ``into``."""
-        self.over.pace, images = pace, dict[str, Any]()
+        self.over.pace, added = pace, dict[str, Any]()
         if self.noise.image is not None:
-            images = {"prediction_noise": self.noise.of_predictions(self.noise.clip)}
-        by_table = {a: {"rates": pace.rates[a], "noise": self.sum_noise(a), **images} for a in self.tables}
+            added = {"prediction_noise": self.noise.of_predictions(self.noise.clip)}
+        by_table = {a: {"rates": pace.rates[a], "noise": self.sum_noise(a), **added} for a in self.tables}
         rows = RowGradients(self.loj.scatter(column, self.tables))
-        found = self.step(NoisyRound(pull, pace.momentum, self.l2), rows, by_table=by_table)
+        found = self.step(NoisyRound(proximal, pace.momentum, self.l2), rows, by_table=by_table)
         self.noise.steps += pace.steps
         self.noise.images += 1
         self.set_scores(found.predictions, into=into)

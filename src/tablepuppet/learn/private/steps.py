@@ -8,9 +8,9 @@ several steps. For each step it draws a sample that nobody else sees: every row 
 
 J_r is the derivative of a row's prediction h_r by the parameters, and h_r^t is h_r at the start of the round. n is the
 number of the table's rows, so that ``clip`` means the same as for a single table. Y_r is the sum over the G_r joined
-rows of r. p (``pull``) is the weight of the proximal term: it keeps predictions near h^t, for which Y was computed. The
-predictions of all rows are returned, whether they were sampled or not; they have separate noise if there is an
-``image`` multiplier, and are clipped to a bound that does not depend on the rows. A table with several shards returns
+rows of r. p (``proximal``) is the weight of the proximal term: it keeps predictions near h^t, for which Y was computed.
+The predictions of all rows are returned, whether they were sampled or not; they have separate noise if there is a
+multiplier for them, and are clipped to a bound that does not depend on the rows. A table with several shards returns
 a noisy sum for each step, and the coordinator holds its parameters.
 
 At the start all predictions are zero, so that nothing about the rows is released before the first step.
@@ -36,7 +36,7 @@ from tablepuppet.party.arguments import NotNegative, Rates
 from tablepuppet.party.local_table import LocalTable
 from tablepuppet.party.ops import Values, op
 from tablepuppet.party.release import Release
-from tablepuppet.party.returns import IMAGE, SQUARE, THETA
+from tablepuppet.party.returns import ROW_OUTPUTS, SQUARE, THETA
 from tablepuppet.prep.encode.encode import encoded_for_noise, sealed
 from tablepuppet.prep.encode.encoded_table import SealedTable
 from tablepuppet.privacy.clip import blocks, by_row
@@ -53,14 +53,14 @@ class NoisySteps:
     rows: RowModel
     begin: Array  # theta when the round begins
     row_gradients: Array  # n Y
-    pull: Array  # n p G
+    proximal: Array  # n p G
     noise: SampleNoise  # of n rows, with probability q
     given: bytes  # a digest of what the round begins with
 
     @classmethod
     def of(
         cls, table: LocalTable, view: str, encoding: str, rows: RowModel, theta: Array, row_gradients: Array,
-        pull: float, noise: SampleNoise,
+        proximal: float, noise: SampleNoise,
     ) -> NoisySteps:  # fmt: skip
         """The steps of a round that begins at ``theta``."""
         data, counts = encoded_for_noise(table, view, encoding), table.rows_once(view).counts.astype(np.float64)
@@ -68,7 +68,7 @@ class NoisySteps:
         if row_gradients.shape != (data.rows, *outputs) or not np.isfinite(row_gradients).all():
             raise PartyError(f"party {table.grant.party!r}: one finite number is needed for each row and output")
         n = noise.table_rows
-        begin = (theta, row_gradients.astype(np.float64) * n, counts * pull * n)
+        begin = (theta, row_gradients.astype(np.float64) * n, counts * proximal * n)
         given = hashlib.sha256(b"".join(array.tobytes() for array in begin)).digest()
         return cls(table, data, rows, *begin, noise, given)
 
@@ -93,7 +93,7 @@ class NoisySteps:
             here = chosen[block]
             data = encoded.rows(here)
             moved = self.rows.predict(theta, data) - self.before[here]
-            row_gradients = self.row_gradients[here] + by_row(moved, self.pull[here])
+            row_gradients = self.row_gradients[here] + by_row(moved, self.proximal[here])
             assert moved.shape == row_gradients.shape, "as at the beginning of the round"
             yield self.rows.clipped_sums(theta, data, row_gradients, self.noise.clip).reshape(theta.shape)
 
@@ -103,21 +103,21 @@ class NoisySteps:
     asked="noisy steps: `feature_epsilon` of networks and `sgd`",
     releases=Release.PREDICTIONS,
     private=("prediction_noise",),
-    returns={"image": IMAGE, "square": SQUARE},
+    returns={"outputs": ROW_OUTPUTS, "square": SQUARE},
 )
 def descend(
-    table: LocalTable, view: str, encoding: str, model: str, rows: Array, pull: float, rates: Rates,
+    table: LocalTable, view: str, encoding: str, model: str, rows: Array, proximal: float, rates: Rates,
     momentum: NotNegative, l2: NotNegative, noise: SampleNoise, prediction_noise: PredictionNoise | None = None,
 ) -> Values:  # fmt: skip
     """Take a noisy step for each learning rate, then return predictions; these have noise only if it is asked for."""
     part = noisy_parameters(table, model)
     if prediction_noise is not None and prediction_noise.bound is None:
         raise PartyError("predictions with noise need a bound")
-    steps = NoisySteps.of(table, view, encoding, part.model.by_row, part.theta, rows, pull, noise)
+    steps = NoisySteps.of(table, view, encoding, part.model.by_row, part.theta, rows, proximal, noise)
     with unchanged_if_refused(part):
         take_noisy_steps(part, steps.gradient, rates, momentum, l2)
-        image = released_predictions(table, steps.data, steps.rows, part.theta, prediction_noise)
-        return {"image": image, "square": part.square}
+        predictions = released_predictions(table, steps.data, steps.rows, part.theta, prediction_noise)
+        return {"outputs": predictions, "square": part.square}
 
 
 @op(
@@ -129,15 +129,15 @@ def descend(
     returns={"sums": THETA},
 )
 def gradient(
-    table: LocalTable, view: str, encoding: str, model: str, spec: Spec, theta: Array, pull: float, noise: SampleNoise,
-    rows: Array | None = None,
+    table: LocalTable, view: str, encoding: str, model: str, spec: Spec, theta: Array, proximal: float,
+    noise: SampleNoise, rows: Array | None = None,
 ) -> Values:  # fmt: skip
     """A shard's noisy sum for one step; if ``rows`` are given, a new round begins at these parameters."""
     name = f"{model}/{view}/steps"
     steps = table.state.get(name)
     if rows is not None:
         row_model = spec.over(sealed(table, view, encoding).width).by_row
-        steps = NoisySteps.of(table, view, encoding, row_model, theta, rows, pull, noise)
+        steps = NoisySteps.of(table, view, encoding, row_model, theta, rows, proximal, noise)
     if not isinstance(steps, NoisySteps):
         raise PartyError(f"party {table.grant.party!r} has not started this model; fit it again")
     sums = steps.gradient(theta)

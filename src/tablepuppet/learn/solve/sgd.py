@@ -28,7 +28,7 @@ from tablepuppet.mapping.table_mapping import Floats, ShardRows
 from tablepuppet.party.local_table import LocalTable
 from tablepuppet.party.ops import Values, op
 from tablepuppet.party.release import Release
-from tablepuppet.party.returns import NEXT_IMAGE, PER_OUTPUT, SQUARE, Numbers
+from tablepuppet.party.returns import NEXT_OUTPUTS, PER_OUTPUT, SQUARE, Numbers
 from tablepuppet.prep.encode.encode import encoded
 
 Array = NDArray[np.float64]
@@ -75,7 +75,7 @@ class Descend:
     "sgd.step",
     asked="`sgd`",
     releases=Release.PREDICTIONS,
-    returns={"image": NEXT_IMAGE, "square": SQUARE, "centre": Numbers((PER_OUTPUT,))},
+    returns={"outputs": NEXT_OUTPUTS, "square": SQUARE, "centre": Numbers((PER_OUTPUT,))},
 )
 def step(
     table: LocalTable, view: str, encoding: str, model: str,
@@ -84,9 +84,9 @@ def step(
 ) -> Values:  # fmt: skip
     """`Descend` at a table with one shard; no step where the batch has none of its rows."""
     part, data, wide = parameters_of(table, model), encoded(table, view, encoding), rows.astype(np.float64)
-    sums = part.model.pull_back(part.theta, data.rows(places), wide) if len(places) else NOTHING
+    sums = part.model.gradient(part.theta, data.rows(places), wide) if len(places) else NOTHING
     facts = Descend(lr, momentum, l2, curvature, damping).take(part, sums, wide.sum(axis=0))
-    return {"image": part.model.predict(part.theta, data.rows(next_places)).astype(table.wire), **facts}
+    return {"outputs": part.model.predict(part.theta, data.rows(next_places)).astype(table.wire), **facts}
 
 
 @dataclass(frozen=True)
@@ -146,7 +146,7 @@ class Stochastic:
         rest = () if how is None else (how.curvature, how.damping)
 
         def as_before(alias: str, shard: ShardRows) -> dict[str, Any]:
-            return {**self._facts.get(alias, {}), "image": self._last.at(upcoming, alias, shard)}
+            return {**self._facts.get(alias, {}), "outputs": self._last.at(upcoming, alias, shard)}
 
         found = model.step(Descend(lr, self.momentum, model.l2, *rest), rows, as_before)
         self._learn_facts(found)

@@ -149,7 +149,7 @@ class Exchange:
 
     def _as_before(self, batch: Batch) -> Instead:
         """The substitute for embeddings of a lost shard in a batch."""
-        return lambda alias, shard: {"image": self.last.at(batch, alias, shard)}
+        return lambda alias, shard: {"outputs": self.last.at(batch, alias, shard)}
 
     # Batch norm over shards, and hidden cells
 

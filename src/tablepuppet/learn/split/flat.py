@@ -127,9 +127,9 @@ class Adam:
         Buffers, behind them, have no gradient and stay.
         """
         self.steps += 1
-        pulled = gradient[:trained] + l2 * theta[:trained]
-        self.mean[:trained] += (1 - self.first) * (pulled - self.mean[:trained])
-        self.square[:trained] += (1 - self.second) * (pulled**2 - self.square[:trained])
+        penalised = gradient[:trained] + l2 * theta[:trained]
+        self.mean[:trained] += (1 - self.first) * (penalised - self.mean[:trained])
+        self.square[:trained] += (1 - self.second) * (penalised**2 - self.square[:trained])
         rate = lr * np.sqrt(1 - self.second**self.steps) / (1 - self.first**self.steps)
         floor = self.floor * np.sqrt(1 - self.second**self.steps)
         moved = theta.copy()

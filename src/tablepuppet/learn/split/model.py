@@ -76,7 +76,7 @@ class TableEmbeddings(TableOutputs):
 
     def joined(self, replies: Replies, aliases: Iterable[str]) -> dict[str, Floats]:
         """The embeddings in replies, (rows, width) by table."""
-        return {alias: images(replies[alias]) for alias in aliases}
+        return {alias: embeddings_in(replies[alias]) for alias in aliases}
 
 
 class SplitModel(TableEmbeddings, Holders):
@@ -195,9 +195,9 @@ class SavedSplitModel(TableEmbeddings, SavedParameters):
         return (TorchTable(self.specs[alias], len(self.encoding.names(alias)), alias).flat.size,)
 
 
-def images(replies: Sequence[Mapping[str, Any]]) -> Floats:
+def embeddings_in(replies: Sequence[Mapping[str, Any]]) -> Floats:
     """The embeddings of a table from those of its shards, (rows, width)."""
-    parts = [wide(reply["image"]) for reply in replies]
+    parts = [wide(reply["outputs"]) for reply in replies]
     return parts[0] if len(parts) == 1 else np.concatenate(parts)
 
 

@@ -92,10 +92,10 @@ def steps(
     asked="FedOnce: `feature_epsilon`",
     releases=Release.EMBEDDINGS,
     private=("prediction_noise",),
-    returns={"image": EMBEDDED},
+    returns={"outputs": EMBEDDED},
 )
 def descend(
-    table: LocalTable, view: str, encoding: str, model: str, rows: Array, pull: float, rates: Rates,
+    table: LocalTable, view: str, encoding: str, model: str, rows: Array, proximal: float, rates: Rates,
     momentum: NotNegative, noise: SampleNoise, prediction_noise: PredictionNoise | None = None,
 ) -> Values:  # fmt: skip
     """Take a noisy step for each learning rate (`NoisySteps`), then return embeddings, with noise if it is asked for.
@@ -106,9 +106,9 @@ def descend(
     table.check_noisy()
     if prediction_noise is not None and prediction_noise.bound is None:
         raise PartyError("embeddings with noise need a bound")
-    work = NoisySteps.of(table, view, encoding, network.by_row, part.theta, wide(rows), pull, noise)
+    work = NoisySteps.of(table, view, encoding, network.by_row, part.theta, wide(rows), proximal, noise)
     table.count_embeddings(view, network.spec.outputs)
     with unchanged_if_refused(part):
         take_noisy_steps(part, work.gradient, rates, momentum, 0.0)
-        image = released_predictions(table, work.data, work.rows, part.theta, prediction_noise)
-        return {"image": shaped(image, table.wire)}
+        predictions = released_predictions(table, work.data, work.rows, part.theta, prediction_noise)
+        return {"outputs": shaped(predictions, table.wire)}

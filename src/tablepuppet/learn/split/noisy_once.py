@@ -67,13 +67,13 @@ class NoisyOnce:
         rate = self._rate(host, HOST_RATE, 1 - MOMENTUM)
         for number, shares in enumerate(falling, start=1):
             self._learn_top(known, loss, lr, size, seed + 2 * number)
-            asked = {"rates": rate * shares, "noise": self._of(host), **self._image()}
+            asked = {"rates": rate * shares, "noise": self._of(host), **self._prediction_noise()}
             rows = {host: model.on_wire(self._gradient(host, known, loss))["rows"]}
             pending = model.lou.ask(
                 "split.descend", [host], rows, {host: asked}, momentum=MOMENTUM,
-                pull=loss.most_curvature / len(loss.rows), **self.model.at_party,
+                proximal=loss.most_curvature / len(loss.rows), **self.model.at_party,
             )  # fmt: skip
-            found = model.lou.concatenate(pending.read()[host], "image")
+            found = model.lou.concatenate(pending.read()[host], "outputs")
             known[host] = found[:, None] if found.ndim == 1 else found
             self.noise.steps += len(shares)
             self.noise.images += 1
@@ -99,7 +99,7 @@ class NoisyOnce:
     def _of(self, alias: str) -> Any:
         return self.noise.of_sums(alias, self.model.rows(alias))
 
-    def _image(self) -> dict[str, Any]:
+    def _prediction_noise(self) -> dict[str, Any]:
         return {} if self.noise.image is None else {"prediction_noise": self.noise.of_predictions(self.noise.clip)}
 
     def _rate(self, alias: str, usual: float, rest: float) -> float:

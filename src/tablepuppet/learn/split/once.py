@@ -339,7 +339,7 @@ class OnceModel(SplitModel):
         return self.noise is not None
 
     def _zeros(self, alias: str, shard: ShardRows) -> Mapping[str, Any]:
-        return {"image": self.nothing(alias, shard).astype(self.lou.wire)}
+        return {"outputs": self.nothing(alias, shard).astype(self.lou.wire)}
 
     def _lost(self) -> list[str]:
         """The guests with one shard whose party is lost."""

@@ -105,7 +105,7 @@ def start(
     return {}
 
 
-@op("split.step", asked=ASKED, releases=Release.EMBEDDINGS, returns={"image": NEXT_EMBEDDED})
+@op("split.step", asked=ASKED, releases=Release.EMBEDDINGS, returns={"outputs": NEXT_EMBEDDED})
 def step(
     table: LocalTable, view: str, encoding: str, model: str, batch: BatchNumber, rows: Array | Bits,
     next_batch: BatchNumber, next_places: Places, lr: NotNegative, l2: NotNegative,
@@ -132,10 +132,10 @@ def step(
     training.batch, training.forward, training.rebuilt = next_batch, None, None
     training.view, training.places = view, next_places
     if not len(next_places):
-        return {"image": shaped(np.zeros((0, network.spec.outputs)), wire or table.wire)}
+        return {"outputs": shaped(np.zeros((0, network.spec.outputs)), wire or table.wire)}
     training.forward = network.forward(part.theta, network.batched(chosen, next_counts, hiding))
     part.theta = network.flat.after(part.theta)
-    return {"image": shaped(training.forward.embeddings, wire or table.wire)}
+    return {"outputs": shaped(training.forward.embeddings, wire or table.wire)}
 
 
 @op(
@@ -143,7 +143,7 @@ def step(
     asked=f"{ASKED}: `predict`, validation",
     releases=Release.EMBEDDINGS,
     private=("noise",),
-    returns={"image": EMBEDDED},
+    returns={"outputs": EMBEDDED},
 )
 def embed(
     table: LocalTable, view: str, encoding: str, model: str, blur: Multiplier | None = None,
@@ -158,7 +158,7 @@ def embed(
     if noise is not None:
         table.check_noisy()
     table.count_embeddings(view, network.spec.outputs)
-    return {"image": _released(table, network, part.theta, data, blur, noise, wire)}
+    return {"outputs": _released(table, network, part.theta, data, blur, noise, wire)}
 
 
 @op(
@@ -166,7 +166,7 @@ def embed(
     asked=f"{ASKED}: tables with several shards",
     releases=Release.EMBEDDINGS,
     private=("noise",),
-    returns={"image": ASKED_EMBEDDED},
+    returns={"outputs": ASKED_EMBEDDED},
 )
 def apply(
     table: LocalTable, view: str, encoding: str, spec: Bottom, theta: Array, places: Places | None = None,
@@ -184,10 +184,10 @@ def apply(
     known = sums_of(network, sums, joined)
     table.count_embeddings(view, spec.outputs, places)
     if places is None:
-        return {"image": _released(table, network, theta, data, blur, noise, wire)}
+        return {"outputs": _released(table, network, theta, data, blur, noise, wire)}
     chosen = data.open().rows(places)
     found = network.forward(theta, network.batched(chosen, None, hiding), known).embeddings
-    return {"image": shaped(found, wire or table.wire)}
+    return {"outputs": shaped(found, wire or table.wire)}
 
 
 def _released(

@@ -38,7 +38,7 @@ from tablepuppet.prep.encode.encode import encoded, sealed
 Array = NDArray[np.float64]
 Places = NDArray[np.int32]
 ASKED = "TabVFL: pretraining"
-PULLED = Numbers(("decoded",))  # as long and wide as what was sent
+GRADIENTS = Numbers(("decoded",))  # as long and wide as what was sent
 
 
 # The party's half
@@ -48,7 +48,7 @@ PULLED = Numbers(("decoded",))  # as long and wide as what was sent
     "tabvfl.error",
     asked=ASKED,
     releases=Release.EMBEDDINGS | Release.STATISTICS,
-    returns={"image": OfRows(PULLED, Release.EMBEDDINGS), "loss": OfRows(SQUARE, Release.EMBEDDINGS)},
+    returns={"outputs": OfRows(GRADIENTS, Release.EMBEDDINGS), "loss": OfRows(SQUARE, Release.EMBEDDINGS)},
 )
 def error(table: LocalTable, view: str, encoding: str, model: str, batch: BatchNumber, decoded: Array) -> Values:
     """The error with which the rows of the batch under way are reconstructed, and its gradient by ``decoded``.
@@ -58,10 +58,10 @@ def error(table: LocalTable, view: str, encoding: str, model: str, batch: BatchN
     network, part = bottom_parameters(table, model, sealed(table, view, encoding).width)
     training = part.remembered(Training)
     if batch < 0 or training.batch != batch or training.forward is None:
-        return {"image": np.zeros(decoded.shape, table.wire), "loss": 0.0}
+        return {"outputs": np.zeros(decoded.shape, table.wire), "loss": 0.0}
     table.count_embeddings(training.view, _width(decoded), training.places)
-    loss, pulled, training.rebuilt = network.error(part.theta, training.forward.seen, decoded)
-    return {"image": pulled.astype(table.wire, copy=False), "loss": loss}
+    loss, gradients, training.rebuilt = network.error(part.theta, training.forward.seen, decoded)
+    return {"outputs": gradients.astype(table.wire, copy=False), "loss": loss}
 
 
 @op(
@@ -69,7 +69,7 @@ def error(table: LocalTable, view: str, encoding: str, model: str, batch: BatchN
     asked=f"{ASKED} of tables with several shards",
     releases=Release.EMBEDDINGS | Release.STATISTICS | Release.GRADIENT_SUMS,
     returns={
-        "image": OfRows(PULLED, Release.EMBEDDINGS),
+        "outputs": OfRows(GRADIENTS, Release.EMBEDDINGS),
         "loss": OfRows(SQUARE, Release.EMBEDDINGS),
         "gradient": OfRows(THETA, Release.EMBEDDINGS),
     },
@@ -87,8 +87,8 @@ def shard_error(
     check_counts(counts, places)
     chosen, known = data.rows(places), sums_of(network, sums, joined)
     table.count_embeddings(view, _width(decoded), places)
-    loss, pulled, gradient = network.error(theta, network.batched(chosen, counts, hiding), decoded, known)
-    return {"image": pulled.astype(table.wire, copy=False), "loss": loss, "gradient": gradient}
+    loss, gradients, gradient = network.error(theta, network.batched(chosen, counts, hiding), decoded, known)
+    return {"outputs": gradients.astype(table.wire, copy=False), "loss": loss, "gradient": gradient}
 
 
 @op("tabvfl.finetune", asked="TabVFL: after pretraining", releases=Release.COUNTS, returns={})
@@ -153,9 +153,9 @@ class Pretraining:
         }
         decoded = top.run(gathered, prior)
         means = {alias: self._mean(batch, alias, index[alias], decoded) for alias in self.parts}
-        value, pulled = self._errors(batch, {alias: each.detach().numpy() for alias, each in means.items()})
+        value, gradients = self._errors(batch, {alias: each.detach().numpy() for alias, each in means.items()})
         torch.autograd.backward(
-            list(means.values()), [torch.from_numpy(pulled[alias]).to(top.flat.dtype) for alias in means]
+            list(means.values()), [torch.from_numpy(gradients[alias]).to(top.flat.dtype) for alias in means]
         )
         return value, {alias: leaf.grad.numpy() for alias, leaf in leaves.items()}
 
@@ -190,17 +190,17 @@ class Pretraining:
         asked = [alias for alias in self.parts if alias not in exchange.parts and alias not in exchange.missed]
         alone = model.lou.ask(
             "tabvfl.error", asked, by_alias={alias: {"decoded": sent[alias]} for alias in asked}, batch=batch.number,
-            instead=lambda alias, _: {"image": np.zeros_like(sent[alias]), "loss": 0.0}, **model.at_party,
+            instead=lambda alias, _: {"outputs": np.zeros_like(sent[alias]), "loss": 0.0}, **model.at_party,
         )  # fmt: skip
         together = self._ask_together(batch, sent)
         replies = alone.read() | {a: each for a, each in together.read().items() if a in exchange.parts}
-        value, pulled = 0.0, {alias: np.zeros(each.shape, wire) for alias, each in means.items()}
+        value, gradients = 0.0, {alias: np.zeros(each.shape, wire) for alias, each in means.items()}
         for alias in (alias for alias in self.parts if replies[alias]):
-            pulled[alias] = model.lou.concatenate(replies[alias], "image")
+            gradients[alias] = model.lou.concatenate(replies[alias], "outputs")
             value += sum(reply["loss"] for reply in replies[alias])
             if alias in exchange.parts:
                 exchange.rebuilt[alias] = model.lou.add(replies[alias], "gradient")
-        return value, pulled
+        return value, gradients
 
     def _ask_together(self, batch: Batch, sent: Mapping[str, Floats]) -> Pending:
         """Ask the shards of tables that have several."""
@@ -214,7 +214,7 @@ class Pretraining:
         def nothing(alias: str, shard: ShardRows) -> dict[str, Any]:
             decoded = sent[alias][batch.mine(alias, shard.slice)]
             theta = model.shared[alias].theta
-            return {"image": np.zeros_like(decoded), "loss": 0.0, "gradient": np.zeros_like(theta)}
+            return {"outputs": np.zeros_like(decoded), "loss": 0.0, "gradient": np.zeros_like(theta)}
 
         return model.lou.ask(
             "tabvfl.shard_error", exchange.parts, by_alias=model.sent_shared(), by_shard=arguments, instead=nothing

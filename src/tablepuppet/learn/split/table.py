@@ -224,7 +224,7 @@ class TorchTable:
                     found[part] = self.flat(flat, chosen).numpy()
         return found
 
-    def pull_back(self, theta: Array, table: EncodedTable, row_gradients: Array) -> Array:
+    def gradient(self, theta: Array, table: EncodedTable, row_gradients: Array) -> Array:
         """The gradient by parameters, of rows that are joined once."""
         return self.forward(theta, self.batched(table)).backward(row_gradients)
 

@@ -117,7 +117,7 @@ class FederatedModel(Holders):
         client = self.lou.client
         instead = self.instead(client)
         absent = [alias for alias in self.alone if alias not in predictions]
-        found = dict(predictions) | {a: instead(a, client.shards(a)[0])["image"] for a in absent}
+        found = dict(predictions) | {a: instead(a, client.shards(a)[0])["outputs"] for a in absent}
         self._remember(client, found)
         self.loj.gather(found, into, constant)
 

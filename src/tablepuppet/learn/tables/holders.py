@@ -120,7 +120,7 @@ class Holders(TableOutputs):
 
         def stand_in(alias: str, shard: ShardRows) -> dict[str, Any]:
             last = self._last_outputs.get((client.view, alias, shard.party))
-            return {"image": self.nothing(alias, shard) if last is None else last}
+            return {"outputs": self.nothing(alias, shard) if last is None else last}
 
         return stand_in
 
@@ -147,7 +147,7 @@ class Holders(TableOutputs):
         predictions, missed = self.joined(applied.read(), wanted), {alias: applied.missed(alias) for alias in wanted}
         replies = held.read()
         lost = frozenset(alias for alias in asked if any(held.missed(alias)))
-        predictions |= self.joined(replies, [alias for alias in asked if "image" in replies[alias][0]])
+        predictions |= self.joined(replies, [alias for alias in asked if "outputs" in replies[alias][0]])
         return Stepped(predictions, {a: replies[a][0] for a in asked if a not in lost} | facts, lost, missed)
 
     def tell(self, update: Update, without: Collection[str] = ()) -> None:

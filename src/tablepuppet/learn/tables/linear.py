@@ -72,7 +72,7 @@ class LinearTable:
         """T theta."""
         return table.times(theta)
 
-    def pull_back(self, theta: Array, table: EncodedTable, row_gradients: Array) -> Array:
+    def gradient(self, theta: Array, table: EncodedTable, row_gradients: Array) -> Array:
         """T^T Y."""
         return table.transposed_times(row_gradients)
 

@@ -59,7 +59,7 @@ class TableModel(Protocol):
         """h: (rows,) for one output, else (rows, outputs)."""
         ...
 
-    def pull_back(self, theta: Array, table: EncodedTable, row_gradients: Array) -> Array:
+    def gradient(self, theta: Array, table: EncodedTable, row_gradients: Array) -> Array:
         """The sum over rows of J_r^T Y_r (Eq. 12)."""
         ...
 

@@ -142,7 +142,7 @@ class NetworkTable:
                 scores[part] = self._forward(torch.tensor(theta), table, part).numpy()
         return scores
 
-    def pull_back(self, theta: Array, table: EncodedTable, row_gradients: Array) -> Array:
+    def gradient(self, theta: Array, table: EncodedTable, row_gradients: Array) -> Array:
         """The sum over rows of J_r^T Y_r (Eq. 12)."""
         check_length("values", row_gradients, len(table.dense))
         return self.gradient_of(theta, table, lambda part, _: row_gradients[part])
@@ -158,8 +158,8 @@ class NetworkTable:
             point.grad = torch.zeros_like(point)
             for part in self._chunks(len(table.dense)):
                 scores = self._forward(point, table, part)
-                pulled = torch.from_numpy(row_gradients(part, scores.detach().numpy()))
-                scores.backward(pulled)  # type: ignore[no-untyped-call]
+                slopes = torch.from_numpy(row_gradients(part, scores.detach().numpy()))
+                scores.backward(slopes)  # type: ignore[no-untyped-call]
             return np.asarray(point.grad.numpy())
 
     def _chunks(self, rows: int) -> Iterator[slice]:

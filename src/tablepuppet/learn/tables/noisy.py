@@ -85,11 +85,11 @@ def noisy_predictions(
     shape = (data.rows, *model.predict(theta, data.empty).shape[1:])  # shapes alone decide
 
     def parts() -> Iterator[Array]:
-        image, encoded = np.empty(shape), data.open()
+        predictions, encoded = np.empty(shape), data.open()
         for block in blocks(data.rows, model.width):
             rows = encoded.rows(block)
-            image[block] = clipped(zeroed(model.predict(theta, rows), rows.norms() == 0), bound)
-        yield image
+            predictions[block] = clipped(zeroed(model.predict(theta, rows), rows.norms() == 0), bound)
+        yield predictions
 
     return table.noisy(parts, shape, bound, multiplier, "predictions").astype(table.wire)
 

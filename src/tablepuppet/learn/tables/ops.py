@@ -26,7 +26,7 @@ from tablepuppet.party.arguments import Seed
 from tablepuppet.party.local_table import LocalTable
 from tablepuppet.party.ops import Values, op
 from tablepuppet.party.release import Release
-from tablepuppet.party.returns import ASKED_IMAGE, IMAGE, THETA
+from tablepuppet.party.returns import ASKED_OUTPUTS, ROW_OUTPUTS, THETA
 from tablepuppet.prep.encode.encode import encoded, encoded_for_noise, sealed
 
 Array = NDArray[np.float64]
@@ -51,7 +51,7 @@ def start(
     asked="`predict`, `evaluate`, validation",
     releases=Release.PREDICTIONS,
     private=("noise",),
-    returns={"image": IMAGE},
+    returns={"outputs": ROW_OUTPUTS},
 )
 def predict(
     table: LocalTable, view: str, encoding: str, model: str, noise: PredictionNoise | None = None, exact: bool = False
@@ -63,12 +63,12 @@ def predict(
     part = parameters_for_predictions(table, model, sealed(table, view, encoding).width)
     if noise is None:
         with table.for_reply():
-            image = part.model.predict(part.theta, encoded(table, view, encoding))
-        return {"image": on_wire(image, table.wire, exact=exact)}
+            predictions = part.model.predict(part.theta, encoded(table, view, encoding))
+        return {"outputs": on_wire(predictions, table.wire, exact=exact)}
     table.check_noisy()
     hidden = encoded_for_noise(table, view, encoding)
     bound = noise.bound if noise.bound is not None else part.bound
-    return {"image": noisy_predictions(table, hidden, part.model.by_row, part.theta, bound, noise.multiplier)}
+    return {"outputs": noisy_predictions(table, hidden, part.model.by_row, part.theta, bound, noise.multiplier)}
 
 
 @op(
@@ -76,7 +76,7 @@ def predict(
     asked="tables with several shards",
     releases=Release.PREDICTIONS,
     private=("noise",),
-    returns={"image": ASKED_IMAGE},
+    returns={"outputs": ASKED_OUTPUTS},
 )
 def apply(
     table: LocalTable, view: str, encoding: str, spec: Spec, theta: Array, places: Places | None = None,
@@ -93,15 +93,15 @@ def apply(
     if noise is None:
         data = encoded(table, view, encoding)
         data = data if places is None else data.rows(places)
-        image = model.predict(theta, data)
+        predictions = model.predict(theta, data)
         if centre is not None:
             _check_shape(centre, (spec.outputs,))
-            image -= centre if image.ndim == 2 else centre[0]
-        return {"image": on_wire(image, table.wire, exact=exact)}
+            predictions -= centre if predictions.ndim == 2 else centre[0]
+        return {"outputs": on_wire(predictions, table.wire, exact=exact)}
     if places is not None or noise.bound is None:
         raise PartyError("predictions with noise are those of all rows, and have a bound")
     hidden = encoded_for_noise(table, view, encoding)
-    return {"image": noisy_predictions(table, hidden, model.by_row, theta, noise.bound, noise.multiplier)}
+    return {"outputs": noisy_predictions(table, hidden, model.by_row, theta, noise.bound, noise.multiplier)}
 
 
 @op(
@@ -124,23 +124,23 @@ def gradient(
     if noise is None:
         data = encoded(table, view, encoding)
         data = data if places is None else data.rows(places)
-        return {"sums": model.pull_back(theta, data, rows.astype(np.float64))}
+        return {"sums": model.gradient(theta, data, rows.astype(np.float64))}
     if places is not None:
         raise PartyError("a gradient with noise is that of all rows")
     return {"sums": noisy_gradient(table, encoded_for_noise(table, view, encoding), model.by_row, theta, rows, noise)}
 
 
-def on_wire(image: Floats, wire: str, *, exact: bool) -> Floats:
+def on_wire(predictions: Floats, wire: str, *, exact: bool) -> Floats:
     """Predictions in the precision of the wire.
 
     They stay in double precision if they are ``exact``, or if rounding would show in how much they differ: if their
     mean is large.
     """
     if exact or wire == "float64":
-        return image
-    rounded = image.astype(wire)
-    spread = float(np.square(image - image.mean(axis=0)).sum()) if len(image) else 0.0
-    return rounded if float(np.square(rounded - image).sum()) <= ROUNDING * spread else image
+        return predictions
+    rounded = predictions.astype(wire)
+    spread = float(np.square(predictions - predictions.mean(axis=0)).sum()) if len(predictions) else 0.0
+    return rounded if float(np.square(rounded - predictions).sum()) <= ROUNDING * spread else predictions
 
 
 def _check_shape(theta: Array, shape: tuple[int, ...]) -> None:

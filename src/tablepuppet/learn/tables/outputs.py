@@ -132,7 +132,7 @@ class TableOutputs(ABC):
 
     def joined(self, replies: Replies, aliases: Iterable[str]) -> dict[str, Floats]:
         """The same."""
-        return {alias: LearningOverUnion.concatenate(replies[alias], "image") for alias in aliases}
+        return {alias: LearningOverUnion.concatenate(replies[alias], "outputs") for alias in aliases}
 
 
 def parties_of(client: Client, alias: str) -> list[str]:

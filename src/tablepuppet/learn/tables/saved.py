@@ -94,10 +94,10 @@ class SavedModel(SavedParameters):
             model=self.stored.part,
         )  # fmt: skip
         given = {alias: {"theta": theta, **_with_noise(noise, alias)} for alias, theta in sent.items()}
-        images = lou.ask("model.apply", given, by_alias=given, encoding=self.encoding.id, spec=self.spec)
-        replies, at_homes = images.read(), kept.read()
-        found = {alias: lou.concatenate(replies[alias], "image") for alias in sent}
-        found |= {alias: lou.concatenate(at_homes[alias], "image") for alias in at_home}
+        applied = lou.ask("model.apply", given, by_alias=given, encoding=self.encoding.id, spec=self.spec)
+        replies, at_homes = applied.read(), kept.read()
+        found = {alias: lou.concatenate(replies[alias], "outputs") for alias in sent}
+        found |= {alias: lou.concatenate(at_homes[alias], "outputs") for alias in at_home}
         rows = client.rows.of_scores(self.spec.outputs)
         LearningOverJoin(rows).gather(found)
         scores = rows.hand_over(SCORES)

@@ -22,10 +22,10 @@ MOST_COMPARED = 8  # buckets whose ends are compared with all values
 SIGN = np.uint64(1 << 63)
 
 
-def image(values: NDArray[np.float64]) -> Words:
+def words_of(values: NDArray[np.float64]) -> Words:
     """Words in the order of the values; NaN is above infinity, and both zeros are one.
 
-    >>> image(np.array([-1.0, -0.0, 0.0, 2.5])).argsort(kind="stable").tolist()
+    >>> words_of(np.array([-1.0, -0.0, 0.0, 2.5])).argsort(kind="stable").tolist()
     [0, 1, 2, 3]
     """
     found = np.empty(len(values), np.uint64)
@@ -43,15 +43,15 @@ def image(values: NDArray[np.float64]) -> Words:
 
 
 def values_of(words: Words) -> NDArray[np.float64]:
-    """The values whose images the words are.
+    """The values whose words these are.
 
-    >>> values_of(image(np.array([-1.5, 0.0, 3.0, np.inf]))).tolist()
+    >>> values_of(words_of(np.array([-1.5, 0.0, 3.0, np.inf]))).tolist()
     [-1.5, 0.0, 3.0, inf]
     """
     return np.where(words & SIGN, words ^ SIGN, ~words).view(np.float64)
 
 
-INFINITY = int(image(np.array([np.inf]))[0])
+INFINITY = int(words_of(np.array([np.inf]))[0])
 
 
 def around(values: NDArray[np.float64], buckets: Sequence[Bucket]) -> NDArray[np.bool_] | None:

@@ -23,7 +23,7 @@ from tablepuppet.party.groups import rows_of
 from tablepuppet.party.local_table import LocalTable
 from tablepuppet.party.policy import Level
 from tablepuppet.pieces import over_pieces
-from tablepuppet.prep.columns.ordered import DEPTHS, FAN, Bucket, Words, around, image
+from tablepuppet.prep.columns.ordered import DEPTHS, FAN, Bucket, Words, around, words_of
 from tablepuppet.prep.columns.statistics import released_numbers
 
 LISTED = 1024  # values of a public column that are listed rather than cut further
@@ -76,7 +76,7 @@ class ColumnWords:
         part = slice(None) if chosen.all() else chosen
         weights = None if rows.is_each_joined_once else rows.counts[part].astype(np.float64)
         firsts = rows.firsts if least is None else rows.firsts[part]
-        return cls(image(values[part]), weights, firsts, least, rows_of(rows, present))
+        return cls(words_of(values[part]), weights, firsts, least, rows_of(rows, present))
 
     def _sums(self, places: NDArray[np.integer], chosen: NDArray[np.bool_] | slice, size: int) -> NDArray[np.float64]:
         """The joined rows of chosen rows, by their places."""

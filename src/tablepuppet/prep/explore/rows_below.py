@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from tablepuppet.prep.columns.ordered import image
+from tablepuppet.prep.columns.ordered import words_of
 from tablepuppet.prep.explore.distribution import Distribution, Distributions
 
 Floats = NDArray[np.float64]
@@ -30,7 +30,7 @@ class Below:
 
 def rows_below(asked: Distributions, values: Mapping[str, Sequence[float]]) -> dict[str, Below]:
     """Rows below the values that are listed for each column."""
-    words = {name: [int(word) for word in image(np.array(listed, float))] for name, listed in values.items()}
+    words = {name: [int(word) for word in words_of(np.array(listed, float))] for name, listed in values.items()}
 
     def cells_at(known: Distribution) -> Iterable[int]:
         for word in words[known.column.name]:
