@@ -154,6 +154,23 @@ def two_tables(first: dict[str, Any], second: dict[str, Any]) -> tuple[dict[str,
     return parties, f"SELECT {', '.join(names)}, t0.y FROM t0 JOIN t1 ON t1.id = t0.id"
 
 
+@pytest.mark.parametrize("classes", [2, 3])
+@pytest.mark.parametrize("apart", [1e-5, 1e-7, 1e-8])
+@pytest.mark.parametrize("solver", ["lbfgs", "admm"])
+def test_classes_by_columns_of_two_tables_that_hardly_differ(
+    tmp_path: Path, solver: str, apart: float, classes: int
+) -> None:
+    """Without a penalty their difference is a column too: who has not found its coefficient has not converged."""
+    rng = np.random.default_rng(1)
+    x, rest = rng.normal(size=(2, 400))
+    y = np.digitize(0.8 * x + rest + rng.normal(size=400), [0.0] if classes == 2 else [-1.0, 1.0])
+    parties, sql = two_tables({"x": x, "y": y}, {"nearly": x + apart * rest})
+    model = learner(classes, l2=0.0, solver=solver).fit(federation(tmp_path, parties).sql(sql, label="y"))
+    best = optimum(np.column_stack([x, rest]), y, 0.0, classes)
+    assert not model.converged_ or model.history_[-1]["objective"] == pytest.approx(best, rel=1e-6)
+    assert model.converged_ or apart < 1e-6
+
+
 @pytest.mark.parametrize("solver", ["lbfgs", "admm"])
 def test_columns_of_different_scale(tmp_path: Path, solver: str) -> None:
     """A column that is a million times smaller than another one gets its coefficient without `Standardize`."""

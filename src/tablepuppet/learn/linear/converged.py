@@ -25,6 +25,7 @@ ACCURACY = 1e-12  # share of the objective that may be left: about the square of
 PERFECT = 1e-10  # share of the first objective below which an objective counts as zero
 FLATTEST = 1e9  # directions that are flatter are not identified by the data
 DEPENDENT = 1e-9  # eigenvalue of the scaled Hessian below which directions of the plane depend on each other
+APART = 1e-6  # of the squares that are added up to <d, M d>: directions that depend on each other leave about 1e-12
 CLOSE, NEAR = 2e-3, 5e-4  # of sgd, whose steps are noisy: what may be left of the objective; of any log loss
 
 
@@ -65,10 +66,11 @@ def promised_decrease(slope: float, hessian: Array, curvature: Curvature, output
     return (abs(slope) / 2 + disagreement) * float(asked / max(true, 1e-12))
 
 
-def flatness(hessian: Array, metric: Array, outputs: int) -> float:
+def flatness(hessian: Array, metric: Array, outputs: int, *, is_bounded: bool = True) -> float:
     """The largest <d, M d> / <d, H d> over the plane, from both forms' products of its directions.
 
-    ``hessian`` has constants as its last rows: the intercept follows every direction.
+    ``hessian`` has constants as its last rows: the intercept follows every direction. Unless flatness ``is_bounded``
+    by a penalty, a direction that H does not tell from zero, and M does, is as flat as can be.
     """
     count = len(metric)
     across = hessian[:count, -outputs:]
@@ -76,6 +78,10 @@ def flatness(hessian: Array, metric: Array, outputs: int) -> float:
     lengths = np.sqrt(np.maximum(np.diag(own), 1e-300))
     values, vectors = np.linalg.eigh(own / np.outer(lengths, lengths))
     kept = values > DEPENDENT * max(values.max(), 1e-300)
+    scaled, lost = metric / np.outer(lengths, lengths), vectors[:, ~kept]
+    left, squares = np.einsum("ij,ik,kj->j", lost, scaled, lost), np.diag(scaled) @ lost**2
+    if not is_bounded and np.any(left > APART * squares):
+        return FLATTEST
     whitened = vectors[:, kept] / np.sqrt(values[kept]) / lengths[:, None]
     found = np.linalg.eigvalsh(whitened.T @ metric @ whitened)
     return float(np.clip(np.nan_to_num(found.max(initial=1.0), nan=FLATTEST), 1.0, FLATTEST))

@@ -219,7 +219,8 @@ class Descent:
         promised = promised_decrease(slope, begin.hessian, curvature, outputs, model.disagreement)
         scale, promised = max(abs(end.objective), self._zero), promised + model.left
         is_asked = promised <= tol * scale and not rough
-        flat = flatness(begin.hessian, metric, outputs) if is_asked else 1.0
+        is_bounded = model.l2 > 0 or self.loss.quadratic
+        flat = flatness(begin.hessian, metric, outputs, is_bounded=is_bounded) if is_asked else 1.0
         weight = float(np.trace(begin.hessian[-outputs:, -outputs:])) / outputs
         sent = flat * rounding_of(model.lou.wire) ** 2 * abs(end.loss)  # of gradients
         return Distance(promised, flat, weight * self._drift**2 + sent, scale)
