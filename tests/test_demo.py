@@ -182,15 +182,16 @@ def test_no_party_is_left_behind(small: Path, how: signal.Signals) -> None:
     assert _running(small) == []
 
 
-def test_a_party_that_cannot_start(small: Path) -> None:
-    """An error says which party and why; the others end."""
+def test_a_party_without_its_database(small: Path) -> None:
+    """It serves, and says that the database is not there; the demonstration ends, and with it all parties."""
     (small / "demo/registry.sqlite").rename(small / "away")
     try:
         done = warm.run(PARTIES, cwd=small, timeout=300)
     finally:
         (small / "away").rename(small / "demo/registry.sqlite")
     assert done.returncode == 1
-    assert "party 'registry' of the demonstration did not start: error:" in done.stderr
+    assert "party 'registry': database not available, reference" in done.stderr
+    assert "error: " in done.stderr
     assert _running(small) == []
 
 
