@@ -164,9 +164,8 @@ def correlation(
     for name in constant:
         events.emit("warning", "column.dropped", f"{name}: {reason}", column=name, reason=reason)
     kept = [place for place, column in enumerate(found.columns) if column.name not in constant]
-    values, withheld = (each[np.ix_(kept, kept)] for each in (found.correlations(), found.withheld))
-    names_kept = [found.columns[place].name for place in kept]
-    return ColumnMatrix(_CORRELATION, names_kept, values, withheld, decimals=3)
+    pairs, names_kept = np.ix_(kept, kept), [found.columns[place].name for place in kept]
+    return ColumnMatrix(_CORRELATION, names_kept, found.correlations()[pairs], found.withheld[pairs], decimals=3)
 
 
 def covariance(client: Client, names: Sequence[str] | None, across: bool) -> ColumnMatrix:

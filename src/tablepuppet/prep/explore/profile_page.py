@@ -131,7 +131,7 @@ class Profile(ShownAsTable):
         """The warnings, one row each."""
         rows = [[each.column, each.kind, each.message] for each in self.warnings]
         warned = f"{len(rows) or 'no'} warning{'s' * (len(rows) != 1)}"
-        title = f"Profile of {self.joined_rows:,} joined rows: {warned}; save('page.html') has all of it"
+        title = f"Profile of {self.joined_rows:,} joined rows: {warned}"
         title += "" if self.spent is None else f"; with noise: {self.spent}"
         return TableView(title, {"column": "left", "warning": "left", "": "left"}, rows)
 
@@ -139,7 +139,8 @@ class Profile(ShownAsTable):
         return super().__rich__() if self.warnings else Group(Text(self.table_view().title))
 
     def __str__(self) -> str:
-        return super().__str__() if self.warnings else self.table_view().title
+        shown = super().__str__() if self.warnings else self.table_view().title
+        return f"{shown}\nsave('page.html') writes all of it"
 
     def _repr_html_(self) -> str:
         return fragment(self)
