@@ -14,6 +14,7 @@ import pyarrow as pa
 import pytest
 
 import tablepuppet as tp
+from tablepuppet.learn.learners.estimator import ELSEWHERE
 from tablepuppet.learn.learners.predictions import PredictionTable
 
 DOCS = "".join(path.read_text(encoding="utf-8") for path in (Path(__file__).parents[1] / "docs").glob("*.md"))
@@ -193,3 +194,8 @@ def test_a_cross_validation_ends_with_its_means(relation: tp.Relation) -> None:
     assert re.fullmatch(
         rf"LogisticRegression, mean of 3 folds: accuracy {figure}, AUC {figure}, log loss {figure}", end.message
     )
+
+
+def test_no_private_name_is_advised() -> None:
+    """What is said of attributes that users of other libraries try has public names only."""
+    assert [text for text in ELSEWHERE.values() if re.search(r"\._[a-z]", text)] == []

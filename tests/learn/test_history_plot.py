@@ -41,11 +41,26 @@ def test_plot_draws_the_history(tmp_path: Path) -> None:
     [(words, constant)] = drawn.items()  # the loss of a constant is known exactly: that of the shares of the classes
     assert constant == pytest.approx([-share * np.log(share) - (1 - share) * np.log(1 - share)] * 2)
     assert words == f"a constant: {constant[0]:.4f}"
+    assert lines(metric)[f"a constant: {1 - share:.4f}"] == pytest.approx([1 - share] * 2)
     assert figure._repr_png_().startswith(b"\x89PNG")
     model.fit(train, validation=held_out)
     loss, metric = model.plot().axes  # type: ignore[union-attr]
     assert lines(loss)["rows held out"] == [row["validation_loss"] for row in model.history_]
     assert lines(metric)["rows held out"] == [row["validation_metric"] for row in model.history_]
+
+
+@pytest.mark.parametrize("kind", [tp.LinearRegression, tp.MLPRegressor, tp.LogisticRegression, tp.MLPClassifier])
+def test_a_constant_is_drawn_beside_loss_and_metric(kind: Any) -> None:
+    """It is that of `evaluate` on the same rows, in the label's own units."""
+    rng = np.random.default_rng(0)
+    table = pa.table({"x": rng.normal(size=300), "y": rng.integers(0, 3, 300) * 1000})
+    relation = tp.Federation({"mine": {"t": table}}).sql("SELECT x, y FROM t", label="y")
+    model = kind(solver="lbfgs", rounds=2).fit(relation)
+    known = model.evaluate(relation).constant
+    for axis, name in zip(model.plot().axes, ("log_loss", model.metric_name), strict=True):
+        [drawn] = [line for words, line in lines(axis).items() if words.startswith("a constant: ")]
+        expected = known[name] if name in known else known["rmse"] ** 2 / 2  # half the squared error is minimised
+        assert drawn == pytest.approx([expected] * 2)
 
 
 def test_plot_writes_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -500,7 +500,6 @@ OTHERS = {
     "or more categories; raise max_categories ({}) or use an expression": WARNING,
     "and so without mean and other numbers: {}; filter them in WHERE": WARNING,
     "noise hides it: use more rows, a larger epsilon or fewer columns": "by how much depends on noise",
-    "save('page.html') has all of it": "no refusal",
     "has counts of single groups only with noise of half a row's part or more": OWN_REQUEST,
     "comparing columns of two tables sends each as one number per row": "columns of one table are those of other cases",
     "would reach party {}, which the label's table does not allow; use OneHot": "as cross_statistics, whose case is",

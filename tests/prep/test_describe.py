@@ -315,3 +315,15 @@ def test_sums_of_shards_are_merged_column_by_column() -> None:
         np.testing.assert_allclose([each.mean, each.squares, each.minimum, each.maximum], expected, 1e-12)
         assert (each.not_finite, each.rows) == pytest.approx(tuple(shards[:, column, 4:6].sum(axis=0)))
     assert merge_all_numbers([], 2)[1].count == 0.0
+
+
+def test_why_distinct_values_are_not_counted(tmp_path: Path) -> None:
+    """Where some are in too few rows to be released, a policy withholds it; a skew of rounding errors is none."""
+    fed = policed(open_party(write_file(tmp_path)))
+    found = fed.sql("SELECT credit, fraud FROM cards").describe()
+    assert found.facts("credit")["distinct"] == "withheld"
+    assert found.facts("fraud")["distinct"] == "2"
+    price = pa.table({"price": [(i * 37) % 100 / 10 for i in range(400) if i * 37 % 100 > 1]})
+    symmetric = tp.Federation({"mine": {"orders": price}}).sql("SELECT price FROM orders").describe()
+    assert symmetric.to_arrow()["skew"][0].as_py() != 0
+    assert symmetric.facts("price")["skew"] == "0"

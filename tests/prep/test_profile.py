@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
+import io
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pytest
+from rich.console import Console
 from typer.testing import CliRunner
 
 import tablepuppet as tp
 from tablepuppet.cli.commands import app
 from tablepuppet.prep.explore.histograms import histograms
 from tablepuppet.prep.explore.profile_page import LETTER, WIDTH, Against, _beside
-from tests.party.policed import CANARY, PIN, open_party, write_file
+from tests.party.policed import CANARY, COLUMNS, PIN, open_party, write_file
 from tests.party.policed import federation as policed
 from tests.relations import federation, warnings_of, write_party
 
@@ -130,6 +133,7 @@ def test_the_label_is_marked_and_shown_beside_each_column(tmp_path: Path) -> Non
     orders = {
         "stars": row % 5, "gift": row % 4 == 0, "price": rng.normal(size=600), "weeks": row % 25,
         "colour": [("red", "blue")[i % 2] for i in row.tolist()], "one": [3] * 600, "returned": row % 3 == 0,
+        "year": 2001 + row % 10,
     }  # fmt: skip
     fed = federation(tmp_path, {"store": {"orders": pa.table(orders)}})
     found = fed.sql("SELECT * FROM orders", label="returned").profile()
@@ -139,6 +143,7 @@ def test_the_label_is_marked_and_shown_beside_each_column(tmp_path: Path) -> Non
     assert stars.names == ["0", "1", "2", "3", "4"]
     shares = [[float(returned[row % 5 == star].mean())] for star in range(5)]
     np.testing.assert_allclose(stars.values, shares)
+    assert found.against["year"].names == [str(2001 + year) for year in range(10)]
     assert found.against["gift"].names == ["false", "true"]
     assert sorted(found.against["colour"].names) == ["blue", "red"]
     price = found.against["price"]
@@ -196,9 +201,73 @@ def test_a_profile_says_what_policies_withhold(tmp_path: Path) -> None:
     sql = "SELECT a.credit > 0 AS rich, b.fraud FROM cards a JOIN cards b ON a.card = b.card"
     page = fed.sql(sql, label="fraud").profile()._repr_html_()
     assert "with fraud: withheld" in page
-    assert "not known, or" not in page.partition("<h2>Correlation")[0]
     assert ">false</text>" in page
     assert ">true</text>" in page
+
+
+def test_withheld_is_not_unknown(tmp_path: Path) -> None:
+    """Of pairs of columns, and beside the label: `withheld` where a policy is the reason, else `not known`."""
+    columns = COLUMNS.replace('credit = "feature"', 'credit = ["feature", "label"]')
+    fed = policed(open_party(write_file(tmp_path, columns=columns)))
+    sql = "SELECT a.credit, b.credit AS other, b.credit * 2 AS twice FROM cards a JOIN cards b ON a.card = b.card"
+    found = fed.sql(sql, label="twice").profile()
+    assert found.correlations is not None
+    assert found.correlations.is_withheld("credit", "other")
+    assert not found.correlations.is_withheld("other", "twice")
+    assert found.against["credit"].measured == "withheld"
+    assert found.against["other"].measured == "correlation 1.00"
+    page = found._repr_html_()
+    assert "<title>credit, other: withheld</title>" in page
+    assert "</svg>withheld by a policy</span>" in page
+    assert "- not known" not in page
+    rows: dict[str, Any] = {"x": [1.0, 2.0, None, None], "y": [None, None, 1.0, 2.0], "z": [1.0, 2.0, 3.0, 5.0]}
+    mine = tp.Federation({"mine": {"t": pa.table(rows)}}).sql("SELECT x, y, z FROM t", label="y").profile()
+    assert mine.correlations is not None
+    assert "not known" in str(mine.correlations)
+    assert mine.against["x"].measured == "not known"
+    page = mine._repr_html_()
+    assert "<title>x, y: not known</title>" in page
+    assert "- not known</span>" in page
+    assert "withheld by a policy" not in page
+
+
+def test_a_refusal_is_withheld(tmp_path: Path) -> None:
+    """Under `secure_sum` no products of columns leave: the page has no correlations and says why; means it has."""
+    party = open_party(write_file(tmp_path))
+    policy = party._guard.policy
+    party._guard.policy = replace(policy, tables={"cards": replace(policy.tables["cards"], secure_sum=True)})
+    found = policed(party).sql("SELECT region, credit, open, fraud FROM cards", label="fraud").profile()
+    assert found.correlations is not None
+    assert found.correlations.withheld.all()
+    assert [found.against[name].measured for name in ("credit", "open")] == ["withheld", "withheld"]
+    assert found.against["region"].caption == "mean of fraud by region"
+
+
+def test_a_fraction_with_few_values_is_compared(tmp_path: Path) -> None:
+    """A label of 0.0 and 1.0 is a number, with means by category and correlations; few rows have neither."""
+    fed = policed(open_party(write_file(tmp_path)))
+    found = fed.sql("SELECT region, credit, few, fraud FROM cards", label="fraud").profile().against
+    assert found["region"].caption == "mean of fraud by region"
+    assert found["credit"].measured.startswith("correlation 0.")
+    assert (found["few"].caption, found["few"].measured) == ("", "not known")
+    found = fed.sql("SELECT region, few, fraud > 0 AS bad FROM cards", label="bad").profile().against
+    assert found["region"].caption in ("share of bad=0", "share of bad=1")
+    assert (found["few"].caption, found["few"].measured) == ("", "not known")
+
+
+def test_no_warnings_are_said(tmp_path: Path) -> None:
+    """In a sentence, without an empty table; one warning is one."""
+    rng = np.random.default_rng(0)
+    orders = pa.table({"price": rng.normal(size=100), "one": [7.0] * 100})
+    fed = tp.Federation({"mine": {"orders": orders}})
+    found = fed.sql("SELECT price FROM orders").profile()
+    told = "Profile of 100 joined rows: no warnings"
+    assert str(found) == f"{told}\nsave('page.html') writes all of it"
+    console = Console(file=io.StringIO(), width=80)
+    console.print(found)
+    assert isinstance(console.file, io.StringIO)
+    assert console.file.getvalue().strip() == told  # commands have saved it
+    assert "rows: 1 warning\n" in str(fed.sql("SELECT price, one FROM orders").profile())
 
 
 def test_dates_beside_bars_are_not_cut() -> None:

@@ -45,7 +45,7 @@ ELSEWHERE = {  # what users of scikit-learn, Keras and torch try
         ("n_iter_", "loss_curve_", "loss_", "history"),
         "model.history_ has the numbers of each round, as many as there were; model.plot() draws them",
     ),
-    **dict.fromkeys(("feature_names_in_", "feature_names_"), "model._relation_columns, or rel.columns"),
+    **dict.fromkeys(("feature_names_in_", "feature_names_"), "rel.columns has the names of a relation's features"),
     **dict.fromkeys(("coefs_", "feature_importances_"), "model.coef_ of a linear model has its parameters by column"),
     **dict.fromkeys(("partial_fit", "warm_start"), "model.fit(relation) learns from all rows anew"),
     **dict.fromkeys(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from tablepuppet.errors import LearnError
@@ -22,11 +23,11 @@ def draw_history(
     metric: str,
     title: str,
     best_round: int | None = None,
-    constant_loss: float | None = None,
+    constant: Mapping[str, float] = MappingProxyType({}),
 ) -> Figure:
     """Draw the rounds of a fit; ``best_round`` is the one whose parameters the model has, where that was chosen.
 
-    ``constant_loss`` is that of a model without features on the rows learned from, if it is known.
+    ``constant`` has loss and metric of a model without features on the rows learned from, if they are known.
     """
     if not history:
         raise LearnError("plot: this model has no rounds to draw; its solver found the parameters in one step")
@@ -42,9 +43,9 @@ def draw_history(
                 axis.plot(rounds, known, color=colour, label=words, marker="o" if len(rounds) <= FEW else "", ms=3)
         if best_round is not None and best_round in rounds:
             axis.axvline(best_round, color=BEST, linestyle=":", label=f"kept: round {best_round}")
-        if key == "loss" and constant_loss is not None:
-            words = f"a constant: {metric_text('loss', constant_loss)}"
-            axis.axhline(constant_loss, color=CONSTANT, linestyle="--", label=words)
+        if key in constant:
+            words = f"a constant: {metric_text(metric if key == 'metric' else key, constant[key])}"
+            axis.axhline(constant[key], color=CONSTANT, linestyle="--", label=words)
         axis.set_xlabel("round")
         axis.set_ylabel(name)
         axis.xaxis.get_major_locator().set_params(integer=True)

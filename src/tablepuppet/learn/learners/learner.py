@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self, cast, overload
 
 import numpy as np
@@ -66,7 +67,7 @@ class Learner(Planner):
 
     error_kinds: ClassVar[tuple[str, ...]] = ()  # of a joined row, the usual one first
     _own_patience: ClassVar[int] = OWN_PATIENCE  # rounds at least, on rows that the learner held out itself
-    _constant_loss: float | None = None  # of no features, on the rows of the fit; None after a fit with noise
+    _constant: Mapping[str, float] = MappingProxyType({})  # loss and metric without features on the rows of the fit
 
     l2: float = setting(
         default=1e-6,
@@ -103,10 +104,14 @@ class Learner(Planner):
             watch = self._open_fit(relation, validation, may_hold_out)
             model, intercept = self._train(watch.relation, watch.loss, watch)
             self._close_fit(watch, model, intercept)
-            known = self.privacy is None
-            self._constant_loss = watch.loss.constant_value() / watch.loss.rows.joined if known else None
+            self._constant = self._without_features(watch.loss) if self.privacy is None else {}
             watch.loss.rows.drop()
         return self
+
+    def _without_features(self, loss: JoinedLoss) -> dict[str, float]:
+        """Loss and metric of the best constant scores."""
+        value = loss.constant_value() / loss.rows.joined
+        return {"loss": value, "metric": self._constant_metric(loss, value)}
 
     def _open_fit(self, relation: Relation, validation: Relation | None, may_hold_out: bool = False) -> Watch:
         """Check all that can be checked, then ask for labels and fit encoders. The result reads the rounds to come."""
@@ -339,7 +344,7 @@ class Learner(Planner):
 
     @names_checked
     def plot(self, path: str | Path | None = None) -> Figure | None:
-        """Draw loss and metric by round, of rows held out too if there were some, and the loss of a constant: into a
+        """Draw loss and metric by round, of rows held out too if there were some, and those of a constant: into a
         .png, .svg or .pdf file, or as a figure of matplotlib, which a notebook shows.
         """
         check_fitted(self)
@@ -347,7 +352,7 @@ class Learner(Planner):
             check_kind(Path(path))
         best = self.best_round_ if self.best_round_ < len(self.history_) else None
         title = f"{type(self).__name__}: {self.stopped_} after {counted(len(self.history_))}"
-        figure = draw_history(self.history_, self.metric_name, title, best, self._constant_loss)
+        figure = draw_history(self.history_, self.metric_name, title, best, self._constant)
         if path is None:
             return figure
         write(figure, Path(path))

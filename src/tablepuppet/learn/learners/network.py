@@ -76,8 +76,8 @@ class NetworkLearner(SolverLearner):
     def _usual_solver(self) -> Literal["admm", "sgd", "lbfgs"]:
         """L-BFGS: on six of seven relations it takes the least time of the three to a given loss.
 
-        ``python -m benchmarks.learning.network_solvers`` measures that; ADMM is ahead where few rows are joined often.
-        With noise on features, the better of the solvers that support noise is chosen.
+        ``python -m benchmarks.learning.network_solvers`` measures that; where few rows are joined often, ADMM may be
+        ahead. With noise on features, the better of the solvers that support noise is chosen.
         """
         return PRIVATE_SOLVER if self._has_private_features else "lbfgs"
 

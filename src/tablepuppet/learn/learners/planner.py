@@ -76,6 +76,10 @@ class Planner(FitAttributes, Estimator):
         """The metric of the current scores; ``value`` is their mean loss."""
 
     @abstractmethod
+    def _constant_metric(self, loss: JoinedLoss, value: float) -> float:
+        """The metric of the best constant scores; ``value`` is their mean loss."""
+
+    @abstractmethod
     def spec(self, outputs: int) -> Spec:
         """The model of each table."""
 

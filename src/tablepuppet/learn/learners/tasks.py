@@ -65,6 +65,9 @@ class Regressor(Learner):
     def metric(self, loss: JoinedLoss, value: float) -> float:
         return float(np.sqrt(2 * max(value, 0.0)))
 
+    def _constant_metric(self, loss: JoinedLoss, value: float) -> float:
+        return self.metric(loss, value)
+
     def _predicted(self, scores: Array) -> Array:
         return scores
 
@@ -164,6 +167,10 @@ class Classifier(Learner):
 
     def metric(self, loss: JoinedLoss, value: float) -> float:
         return float(loss.rows.total(_right) / loss.rows.joined)
+
+    def _constant_metric(self, loss: JoinedLoss, value: float) -> float:
+        constant = loss.best_constant()
+        return float(probabilities(constant if loss.outputs == 1 else constant[None]).max())  # the largest share
 
     def predict_proba(self, relation: Relation) -> Array:
         """(joined rows, classes): the probability of each class, in the order of ``classes_``."""

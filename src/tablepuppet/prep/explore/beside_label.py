@@ -19,10 +19,11 @@ from tablepuppet.prep.explore.crosstab import Counted
 from tablepuppet.prep.explore.groups import Grouped
 from tablepuppet.prep.explore.pooled import OTHER, Lines, label_lines
 from tablepuppet.prep.explore.profile_page import Against
+from tablepuppet.runs.figures import UNKNOWN, WITHHELD
 from tablepuppet.sql.query import OutputColumn
 from tablepuppet.sql.types import Family, family
 
-SHOWN = 8  # lines of a column
+SHOWN = 10  # lines of a column: all whole numbers that are compared value by value
 MOST_CLASSES = 5  # with a colour
 
 
@@ -32,9 +33,10 @@ class Related:
 
     column: OutputColumn
     label: OutputColumn
-    measure: str
-    strength: float  # from 0 to 1; NaN if not known
+    measure: str = ""
+    strength: float = float("nan")  # from 0 to 1; NaN if not known
     found: Counted | Grouped | None = None
+    withheld: bool = False  # by a policy
 
 
 def beside_label(client: Client, related: Sequence[Related]) -> dict[str, Against]:
@@ -57,8 +59,8 @@ def beside_label(client: Client, related: Sequence[Related]) -> dict[str, Agains
             drawn[each.column.name] = _shares(each, each.found, rows, classes, measured)
         elif each.found is not None:
             drawn[each.column.name] = _means(each, each.found, next(named), measured)
-        else:
-            drawn[each.column.name] = Against(measured)
+        if each.column.name not in drawn or not drawn[each.column.name].names:
+            drawn[each.column.name] = Against(measured or (WITHHELD if each.withheld else UNKNOWN))
     return drawn
 
 
@@ -86,7 +88,8 @@ def _shares(
     heads = classes[0]
     if len(heads) == 2:
         rarer = int(np.argmin(counts.sum(axis=0)))
-        caption = f"share of {each.label.name} = {heads[rarer]}"
+        is_numbered = heads[rarer].startswith(f"{each.label.name}=")  # its name is not known
+        caption = f"share of {heads[rarer] if is_numbered else f'{each.label.name} = {heads[rarer]}'}"
         heads, shares = [heads[rarer]], shares[:, [rarer]]
     else:
         largest = np.argsort(-counts.sum(axis=0), kind="stable")[:MOST_CLASSES]

@@ -31,7 +31,7 @@ from tablepuppet.party.local_table import LocalTable
 from tablepuppet.party.ops import Values, op
 from tablepuppet.party.release import Release
 from tablepuppet.party.returns import Asked, Numbers, OfGroups, Wrong
-from tablepuppet.prep.columns.selected import check_across, check_without_noise, find_numbers
+from tablepuppet.prep.columns.selected import check_across, check_without_noise, find_numbers, sends_across
 from tablepuppet.prep.columns.sent_columns import SentColumns
 from tablepuppet.prep.columns.statistics import AskedColumns, NumberStatistics, NumberSummary
 from tablepuppet.prep.columns.values import numbers
@@ -40,11 +40,12 @@ from tablepuppet.prep.explore.pair_moments import COUNT, PRODUCT, SQUARES, Float
 from tablepuppet.prep.explore.pairs_across import TableColumns, fill_across
 from tablepuppet.privacy.clip import blocks
 from tablepuppet.runs.events import Events
-from tablepuppet.runs.figures import UNKNOWN, fixed, shown
+from tablepuppet.runs.figures import UNKNOWN, WITHHELD, fixed, shown
 from tablepuppet.runs.table_view import TableResult, TableView, aligned
 from tablepuppet.spelling import unknown_key
 from tablepuppet.sql.query import OutputColumn
 
+_CORRELATION = "Correlation over joined rows"
 LARGE = 1e150  # of larger numbers there are no squares
 
 
@@ -96,14 +97,25 @@ def _has_value(column: pa.ChunkedArray) -> NDArray[np.bool_]:
 
 @dataclass(frozen=True, repr=False, eq=False)
 class ColumnMatrix(TableResult):
-    """A number for each pair of columns; NaN where it is not known. ``found["a", "b"]`` is one of them."""
+    """A number for each pair of columns; NaN where it is not known. ``found["a", "b"]`` is one of them.
+
+    ``withheld`` says of which pairs it is not known because of a policy.
+    """
 
     title: str
     columns: list[str]
     values: Floats
+    withheld: NDArray[np.bool_]
     decimals: int | None = None  # as they are shown; None: as many as each number needs
 
     def __getitem__(self, pair: tuple[str, str]) -> float:
+        return float(self.values[self._places(pair)])
+
+    def is_withheld(self, first: str, second: str) -> bool:
+        """Whether a policy withholds the number of this pair."""
+        return bool(self.withheld[self._places((first, second))])
+
+    def _places(self, pair: tuple[str, str]) -> tuple[int, int]:
         if not isinstance(pair, tuple) or len(pair) != 2:
             raise UnknownKeyError(
                 f"a pair of columns is meant, such as found[{', '.join(map(repr, self.columns[:2]))}]"
@@ -111,8 +123,7 @@ class ColumnMatrix(TableResult):
         for name in pair:
             if name not in self.columns:
                 raise unknown_key(self.title, name, self.columns)
-        first, second = (self.columns.index(name) for name in pair)
-        return float(self.values[first, second])
+        return self.columns.index(pair[0]), self.columns.index(pair[1])
 
     def to_arrow(self) -> pa.Table:
         """One row per column; a column of numbers for each, null where it is not known."""
@@ -121,14 +132,20 @@ class ColumnMatrix(TableResult):
 
     def table_view(self) -> TableView:
         """A square table."""
-        lines = zip(self.columns, self.values.tolist(), strict=True)
-        rows = [[name, *map(self._cell, line)] for name, line in lines]
+        lines = zip(self.columns, self.values.tolist(), self.withheld.tolist(), strict=True)
+        rows = [[name, *map(self._cell, line, withheld)] for name, line, withheld in lines]
         return TableView(self.title, aligned([""], self.columns), rows)
 
-    def _cell(self, value: float) -> str:
+    def _cell(self, value: float, withheld: bool) -> str:
         if math.isnan(value):
-            return UNKNOWN
+            return WITHHELD if withheld else UNKNOWN
         return shown(value, 3) if self.decimals is None else fixed(value, self.decimals)
+
+
+def all_withheld(columns: list[str]) -> ColumnMatrix:
+    """Correlations that policies do not allow."""
+    shape = len(columns), len(columns)
+    return ColumnMatrix(_CORRELATION, columns, np.full(shape, np.nan), np.ones(shape, bool))
 
 
 def correlation(
@@ -147,15 +164,15 @@ def correlation(
     for name in constant:
         events.emit("warning", "column.dropped", f"{name}: {reason}", column=name, reason=reason)
     kept = [place for place, column in enumerate(found.columns) if column.name not in constant]
-    values = found.correlations()[np.ix_(kept, kept)]
-    names_kept = [found.columns[place].name for place in kept]
-    return ColumnMatrix("Correlation over joined rows", names_kept, values, decimals=3)
+    pairs, names_kept = np.ix_(kept, kept), [found.columns[place].name for place in kept]
+    return ColumnMatrix(_CORRELATION, names_kept, found.correlations()[pairs], found.withheld[pairs], decimals=3)
 
 
 def covariance(client: Client, names: Sequence[str] | None, across: bool) -> ColumnMatrix:
     """The covariance (ddof 1) of each pair of columns."""
     found = _Pairs.ask(client, find_numbers(client.plan, names, "covariance"), across, "covariance")
-    return ColumnMatrix("Covariance over joined rows", [c.name for c in found.columns], found.covariances())
+    listed = [column.name for column in found.columns]
+    return ColumnMatrix("Covariance over joined rows", listed, found.covariances(), found.withheld)
 
 
 @dataclass(frozen=True)
@@ -165,6 +182,7 @@ class _Pairs:
     columns: list[OutputColumn]
     known: dict[str, NumberSummary]
     moments: Floats  # (4, columns, columns)
+    withheld: NDArray[np.bool_]  # (columns, columns)
 
     @classmethod
     def ask(
@@ -193,7 +211,11 @@ class _Pairs:
         if across:
             tables = {alias: _sent_table(sent, known, asked.by_alias[alias]) for alias in own}
             fill_across(client.rows, tables, own, moments)
-        return cls(columns, known, moments)
+        aliases = np.array([column.alias for column in columns])
+        sends = np.array([sends_across(client.plan, (column.alias,)) for column in columns], bool)
+        is_asked = (aliases[:, None] == aliases) | across
+        withheld = np.isnan(moments[COUNT]) & (is_asked | ~(sends[:, None] & sends))
+        return cls(columns, known, moments, withheld)
 
     def covariances(self) -> Floats:
         """With ddof 1; NaN of pairs with fewer than two rows."""

@@ -58,9 +58,18 @@ _SHOWN = {
 class Description(ShownAsTables, ArrowRows):
     """Statistics per column over joined rows: readable tables, and Arrow by `to_arrow`."""
 
-    def __init__(self, rows: list[dict[str, Any]], not_finite: Sequence[str] = (), public: Sequence[str] = ()):
-        """``public`` are columns whose values policies release: extremes, and names of categories."""
-        self._table, self._not_finite, self._public = arrow_table(rows, _SCHEMA), not_finite, frozenset(public)
+    def __init__(
+        self,
+        rows: list[dict[str, Any]],
+        not_finite: Sequence[str] = (),
+        public: Sequence[str] = (),
+        rare: Sequence[str] = (),
+    ):
+        """``public`` are columns whose values policies release: extremes, and names of categories; ``rare`` those with
+        values in too few rows to be released, so that different values are not counted.
+        """
+        self._table, self._not_finite = arrow_table(rows, _SCHEMA), not_finite
+        self._public, self._rare = frozenset(public), frozenset(rare)
 
     def to_arrow(self) -> pa.Table:
         """One row per column; what does not apply to a column is null.
@@ -97,11 +106,13 @@ class Description(ShownAsTables, ArrowRows):
     def _cell(self, name: str, row: dict[str, Any]) -> str:
         """A cell, or why it has no value: extremes and names of categories that are not public stay at their party."""
         if row[name] is not None:
-            return shown(row[name])
+            return shown(round(row[name], 4) + 0.0 if name in ("skew", "kurtosis") else row[name])
         is_value = (name == "top" and row["top_share"]) or (name in ("min", "max") and row["mean"] is not None)
         if is_value and row["column"] not in self._public:
             return WITHHELD
-        return UNKNOWN if name == "distinct" else NOT_APPLICABLE
+        if name == "distinct":
+            return WITHHELD if row["column"] in self._rare else UNKNOWN
+        return NOT_APPLICABLE
 
 
 def _for_people(row: dict[str, Any]) -> dict[str, Any]:
@@ -130,7 +141,7 @@ def describe(
         for column in listed
         if family(column.type) in COUNTED
     }
-    summaries, rows = asked_numbers.read(), []
+    summaries, rows, rare = asked_numbers.read(), [], list[str]()
     categories = [each for each in asked.values() if is_category(each.column, categorical)]
     names = ask_public_names(client, [Coded(e.column, e.blinding, e.read().top_digest) for e in categories])
     quartiles = quantiles_of(asked_quartiles, list(_QUARTILES.values()))
@@ -149,13 +160,14 @@ def describe(
             with_share = is_category(column, categorical)
             counted, shards = asked[column.name].read(), len(client.shards(column.alias))
             row |= _categories(counted, len(client.rows), row.get("count"), with_share)
+            rare += [column.name] if row["distinct"] is None else []
             if shards > 1 and len(counted.digests) < counted.distinct:
                 row["distinct"] = None  # shards were not compared
             row |= {"top": tops.get(column.name)}
         rows.append(row)
         done(len(rows))
     odd = [column.name for column in numeric if summaries[column.name].not_finite]
-    return Description(rows, odd, [column.name for column in listed if is_public(client.plan, column)])
+    return Description(rows, odd, [column.name for column in listed if is_public(client.plan, column)], rare)
 
 
 def is_category(column: OutputColumn, categorical: frozenset[str]) -> bool:

@@ -22,7 +22,7 @@ from tablepuppet.prep.columns.selected import check_without_noise, find_category
 from tablepuppet.prep.columns.sent_columns import SentColumns
 from tablepuppet.prep.columns.statistics import CategoryStatistics, CategorySummary, NumberStatistics
 from tablepuppet.prep.explore.beside_label import Related, beside_label
-from tablepuppet.prep.explore.correlation import ColumnMatrix, correlation
+from tablepuppet.prep.explore.correlation import ColumnMatrix, all_withheld, correlation
 from tablepuppet.prep.explore.crosstab import Crosstab, count_pairs
 from tablepuppet.prep.explore.describe import describe, is_category
 from tablepuppet.prep.explore.groups import sums_by_group
@@ -120,7 +120,7 @@ def _bars(
 def _correlations(
     client: Client, columns: Sequence[OutputColumn], events: Events, known: NumberStatistics, sent: SentColumns
 ) -> ColumnMatrix | None:
-    """Of pairs in one table only, where tables do not allow more; None where nothing is allowed."""
+    """Of pairs in one table only, where tables do not allow more; None where there are none."""
     if len(columns) < 2:
         return None
     across = sends_across(client.plan, {column.alias for column in columns})
@@ -128,7 +128,7 @@ def _correlations(
         return correlation(client, [column.name for column in columns], across, events, "profile", known, sent)
     except (PrivacyError, LearnError) as error:
         events.emit("warning", "profile.part", f"the profile has no correlations: {error}", part="correlation")
-        return None
+        return all_withheld([column.name for column in columns]) if isinstance(error, PrivacyError) else None
 
 
 def _column_warnings(row: Row, histograms: Mapping[str, Histogram], joined: int) -> Iterator[Warned]:
@@ -193,11 +193,11 @@ def _category_warnings(counted: Mapping[str, CategorySummary], most: int) -> Ite
             yield Warned(name, "rare categories", message)
 
 
-def _is_few(column: OutputColumn, rows: Mapping[str, Row]) -> bool:
+def _is_few(column: OutputColumn, rows: Mapping[str, Row], few: int = FEW) -> bool:
     """Whether a column has few whole numbers, or booleans, each of which has a bar."""
     distinct = rows[column.name]["distinct"]
     is_whole = family(column.type) in (Family.INTEGER, Family.BOOLEAN)
-    return is_whole and distinct is not None and distinct <= FEW
+    return is_whole and distinct is not None and distinct <= few
 
 
 @dataclass(frozen=True)
@@ -215,9 +215,7 @@ class _Compared:
         label = query.label
         if label is None or not rows[label.name]["count"]:
             return []
-        distinct = rows[label.name]["distinct"]
-        is_few = distinct is not None and distinct <= FEW_CLASSES
-        is_class = not is_number(label) or label.name in query.categorical or is_few
+        is_class = not is_number(label) or label.name in query.categorical or _is_few(label, rows, FEW_CLASSES)
         return [
             cls(column, label, is_category(column, query.categorical) or _is_few(column, rows), is_class)
             for column in query.features
@@ -251,18 +249,29 @@ def _related(
 ) -> Iterator[Related]:
     """How each feature and the label depend on each other, from 0 to 1, where it can be known."""
     for each in compared:
-        column, label = each.column.name, each.label.name
-        with suppress(PrivacyError, LearnError):  # too many categories, or not allowed: nothing is known then
-            if each.is_category and each.is_class:
-                pairs = count_pairs(client, column, label, most, sent)
-                strength = Crosstab((column, label), [], [], pairs.counts).cramers_v
-                yield Related(each.column, each.label, "Cramér's V", strength, pairs)
-            elif each.is_category or each.is_class:
-                number, by = (label, column) if each.is_category else (column, label)
-                groups = sums_by_group(client, number, by, most, sent)
-                yield Related(each.column, each.label, "correlation ratio", _ratio(groups.sums), groups)
-            elif correlations is not None and {column, label} <= set(correlations.columns):
-                yield Related(each.column, each.label, "correlation", abs(correlations[column, label]))
+        try:
+            yield _relate(client, each, correlations, most, sent)
+        except (PrivacyError, LearnError) as error:  # not allowed, or too many categories
+            yield Related(each.column, each.label, withheld=isinstance(error, PrivacyError))
+
+
+def _relate(
+    client: Client, each: _Compared, correlations: ColumnMatrix | None, most: int, sent: SentColumns
+) -> Related:
+    """How one feature and the label depend on each other; PrivacyError or LearnError if parties refuse it."""
+    column, label = each.column.name, each.label.name
+    if each.is_category and each.is_class:
+        pairs = count_pairs(client, column, label, most, sent)
+        strength = Crosstab((column, label), [], [], pairs.counts).cramers_v
+        return Related(each.column, each.label, "Cramér's V", strength, pairs)
+    if each.is_category or each.is_class:
+        number, by = (label, column) if each.is_category else (column, label)
+        groups = sums_by_group(client, number, by, most, sent)
+        return Related(each.column, each.label, "correlation ratio", _ratio(groups.sums), groups)
+    if correlations is None or not {column, label} <= set(correlations.columns):
+        return Related(each.column, each.label)
+    strength, withheld = abs(correlations[column, label]), correlations.is_withheld(column, label)
+    return Related(each.column, each.label, "correlation", strength, withheld=withheld)
 
 
 def _ratio(sums: NDArray[np.float64]) -> float:

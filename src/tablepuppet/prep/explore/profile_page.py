@@ -14,6 +14,8 @@ from typing import Any
 from zlib import crc32
 
 import numpy as np
+from rich.console import Group
+from rich.text import Text
 
 from tablepuppet.errors import ConfigError, without_controls
 from tablepuppet.prep.explore.correlation import ColumnMatrix
@@ -22,7 +24,7 @@ from tablepuppet.prep.explore.histograms import Histogram
 from tablepuppet.prep.explore.noisy_describe import NoisyDescription
 from tablepuppet.prep.explore.statistics_promise import Spent
 from tablepuppet.privacy.private_file import write_output_file
-from tablepuppet.runs.figures import NOT_APPLICABLE, UNKNOWN, fixed
+from tablepuppet.runs.figures import NOT_APPLICABLE, UNKNOWN, WITHHELD, fixed
 from tablepuppet.runs.table_view import ShownAsTable, TableView
 
 WIDTH, HEIGHT, LINE, LETTER = 300, 90, 16, 6  # of a drawing, of a line in it, and of a letter
@@ -60,6 +62,7 @@ STYLE = """
 .tp-profile .class3 { fill: #9b6bd3; } .tp-profile .class4 { fill: #8a8f98; }
 .tp-profile .key { margin-right: 1em; font-size: .88em; white-space: nowrap; }
 .tp-profile .key svg { display: inline-block; width: .8em; margin: 0 .35em 0 0; }
+.tp-profile .withheld { fill: #8888; }
 .tp-profile .heat { overflow-x: auto; } .tp-profile .heat svg { min-width: 30em; max-width: 60em; }
 """
 
@@ -127,9 +130,17 @@ class Profile(ShownAsTable):
     def table_view(self) -> TableView:
         """The warnings, one row each."""
         rows = [[each.column, each.kind, each.message] for each in self.warnings]
-        title = f"Profile of {self.joined_rows:,} joined rows: {len(rows)} warnings; save('page.html') has all of it"
+        warned = f"{len(rows) or 'no'} warning{'s' * (len(rows) != 1)}"
+        title = f"Profile of {self.joined_rows:,} joined rows: {warned}"
         title += "" if self.spent is None else f"; with noise: {self.spent}"
         return TableView(title, {"column": "left", "warning": "left", "": "left"}, rows)
+
+    def __rich__(self) -> Group:
+        return super().__rich__() if self.warnings else Group(Text(self.table_view().title))
+
+    def __str__(self) -> str:
+        shown = super().__str__() if self.warnings else self.table_view().title
+        return f"{shown}\nsave('page.html') writes all of it"
 
     def _repr_html_(self) -> str:
         return fragment(self)
@@ -317,7 +328,7 @@ def _bars(found: CategoryBars, kind: str = "categories") -> str:
 
 
 def _heat_map(found: ColumnMatrix | None) -> str:
-    """Correlations as colours: red goes along, blue against; empty where nothing is known."""
+    """Correlations as colours: red goes along, blue against; grey where a policy withholds them."""
     if found is None or len(found.columns) < 2:
         return ""
     names, size = found.columns[:MOST_PAIRS], 26
@@ -328,23 +339,37 @@ def _heat_map(found: ColumnMatrix | None) -> str:
         x = left + i * size + 16
         cells.append(f'<text x="{x}" y="{top - 6}" transform="rotate(-45 {x} {top - 6})">{_text(first[:16])}</text>')
         for j, second in enumerate(names):
-            value = float(found.values[i, j])
-            if np.isnan(value):
-                continue
-            colour = "#d9534f" if value > 0 else "#3b7dd8"
-            text = f"{_text(first)}, {_text(second)}: {fixed(value, 3)}"
+            value, withheld = float(found.values[i, j]), bool(found.withheld[i, j])
+            shown = UNKNOWN if np.isnan(value) else fixed(value, 3)
             spot = f'x="{left + j * size}" y="{top + i * size}" width="{size - 1}" height="{size - 1}"'
-            centre = f'x="{left + j * size + 12.5}" y="{top + i * size + 16}"'
-            number = f'<text {centre} text-anchor="middle">{fixed(value, 1)}</text>'
-            cells.append(
-                f'<rect {spot} fill="{colour}" fill-opacity="{abs(value):.3f}"><title>{text}</title></rect>{number}'
-            )
+            colour = "#d9534f" if value > 0 else "#3b7dd8"
+            fill = f'fill="{colour}" fill-opacity="{0.0 if np.isnan(value) else abs(value):.3f}"'
+            fill = 'class="withheld"' if withheld else fill
+            title = f"{_text(first)}, {_text(second)}: {WITHHELD if withheld else shown}"
+            cells.append(f"<rect {spot} {fill}><title>{title}</title></rect>")
+            if not withheld:
+                centre = f'x="{left + j * size + 12.5}" y="{top + i * size + 16}"'
+                number = NOT_APPLICABLE if np.isnan(value) else fixed(value, 1)
+                cells.append(f'<text {centre} text-anchor="middle">{number}</text>')
     side = len(names) * size
     more = "" if len(names) == len(found.columns) else f'<div class="small">the first {MOST_PAIRS} columns</div>'
     width, height = left + side + 70, top + side + 8
     drawing = f'<svg viewBox="0 0 {width} {height}" role="img" style="max-width: {width}px">{"".join(cells)}</svg>'
-    legend = (
-        '<div class="small">Red: both columns are high in the same rows. Blue: one is high where the other is low. '
-        "The stronger the colour, the closer; empty: not known, or withheld by a policy.</div>"
+    return f'<h2>Correlation</h2>{_heat_legend(found)}{more}<div class="heat">{drawing}</div>'
+
+
+def _heat_legend(found: ColumnMatrix) -> str:
+    """What colours mean, and why some pairs have none."""
+    text = (
+        "Red: both columns are high in the same rows. Blue: one is high where the other is low. The stronger the "
+        "colour, the closer."
     )
-    return f'<h2>Correlation</h2>{legend}{more}<div class="heat">{drawing}</div>'
+    keys = []
+    if found.withheld.any():
+        keys.append(
+            '<svg viewBox="0 0 10 10"><rect class="withheld" width="10" height="10"/></svg>withheld by a policy'
+        )
+    if (np.isnan(found.values) & ~found.withheld).any():
+        keys.append(f"{NOT_APPLICABLE} {UNKNOWN}")
+    spans = "".join(f'<span class="key">{key}</span>' for key in keys)
+    return f'<div class="small">{text}</div><div>{spans}</div>'
