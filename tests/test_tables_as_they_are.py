@@ -199,3 +199,12 @@ def test_a_cross_validation_ends_with_its_means(relation: tp.Relation) -> None:
 def test_no_private_name_is_advised() -> None:
     """What is said of attributes that users of other libraries try has public names only."""
     assert [text for text in ELSEWHERE.values() if re.search(r"\._[a-z]", text)] == []
+
+
+def test_metrics_are_a_table(relation: tp.Relation) -> None:
+    """Metrics are a dict of numbers, and a table with those of a constant beside them."""
+    found = tp.LogisticRegression().fit(relation).evaluate(relation)
+    frame = found.to_pandas()
+    assert dict(zip(frame["metric"], frame["model"], strict=True)) == dict(found)
+    assert frame["constant"].tolist() == list(found.constant.values())
+    assert pd.DataFrame([found]).to_dict("records") == [dict(found)]

@@ -10,19 +10,20 @@ from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 from numpy.typing import NDArray
 
 from tablepuppet.errors import LearnError
 from tablepuppet.pieces import over_pieces
 from tablepuppet.runs.figures import metric, metric_name, metrics_line
-from tablepuppet.runs.table_view import TableView, aligned
+from tablepuppet.runs.table_view import ArrowStream, TableView, aligned
 
 Array = NDArray[np.float64]
 Classes = NDArray[np.integer[Any]]
 SMALLEST = float(np.finfo(np.float64).eps)  # of probabilities in a log loss, as in scikit-learn
 
 
-class Metrics(dict[str, float]):
+class Metrics(dict[str, float], ArrowStream):
     """Metrics by name, and in ``constant`` those of the best model without features on the same labels.
 
     It predicts the shares of the classes, or the mean of the labels. Both are printed; in a notebook they are a table.
@@ -31,6 +32,11 @@ class Metrics(dict[str, float]):
     def __init__(self, values: Mapping[str, float], constant: Mapping[str, float]):
         super().__init__(values)
         self.constant = dict(constant)
+
+    def to_arrow(self) -> pa.Table:
+        """One row per metric: its name, of the model, of the constant."""
+        columns = [list(self), list(self.values()), [self.constant[name] for name in self]]
+        return pa.table(dict(zip(("metric", "model", "constant"), columns, strict=True)))
 
     def table_view(self) -> TableView:
         """One row per metric."""
