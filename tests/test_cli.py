@@ -67,6 +67,23 @@ def test_train_evaluate_predict(folder: Path) -> None:
     assert sum(right) > 380
 
 
+def test_parameters_of_commands_and_jobs(folder: Path) -> None:
+    """--param and [params] are values of $names; predict takes other ones for the job's own query."""
+    sql = f"{SQL} WHERE o.price < $most"
+    facts = tablepuppet(folder, "explain", "federation.toml", sql, "--param", "most=5.0", "--json")
+    assert 0 < json.loads(facts.stdout)["joined_rows"] < 400, facts.stderr
+    wrong = tablepuppet(folder, "explain", "federation.toml", sql, "--param", "most")
+    assert wrong.returncode != 0
+    assert "write NAME=VALUE" in wrong.stderr
+    job = (folder / "job.toml").read_text()
+    (folder / "job.toml").write_text(f"{job.replace(SQL, sql)}\n[params]\nmost = 1e9\n")
+    assert sql in (folder / "job.toml").read_text()
+    trained = tablepuppet(folder, "train", "job.toml", "--json")
+    assert trained.returncode == 0, trained.stderr
+    less = tablepuppet(folder, "predict", "runs/returns", "--param", "most=5.0", "--json")
+    assert len(json.loads(less.stdout)) == json.loads(facts.stdout)["joined_rows"], less.stderr
+
+
 def test_a_job_that_stops_early(folder: Path) -> None:
     """A share of the train side is held out for validation; metrics and history have it."""
     with (folder / "job.toml").open("a") as job:

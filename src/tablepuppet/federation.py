@@ -46,6 +46,7 @@ from tablepuppet.runs.traffic_view import TrafficRecords
 from tablepuppet.session import FederationSettings, Opening, Session
 from tablepuppet.spelling import attributes_explained, class_checked, names_checked, shows
 from tablepuppet.sql.catalog import Catalog, VerticalTable
+from tablepuppet.sql.parameters import Parameters
 from tablepuppet.sql.parse import parse
 from tablepuppet.sql.plan import Plan, plan
 from tablepuppet.wire.engine import Engine
@@ -375,6 +376,7 @@ class Federation:
         drop: Sequence[str] = (),
         max_categories: int = 256,
         prep: Pipeline | None = None,
+        params: Parameters | None = None,
         learner: Learner | Search | Literal["matrix"] | None = None,
         privacy: Privacy | None = None,
     ) -> Relation:
@@ -383,14 +385,16 @@ class Federation:
         ``label`` names the column to learn; ``categorical`` treats columns of numbers as categories; ``drop`` takes
         columns out; text with more than ``max_categories`` distinct values is no feature. ``prep`` is the pipeline
         that makes features of columns: by default missing numbers get their mean, numbers are standardised, and text
-        becomes one column per category. Some parties let their operators approve a job before they read: then
-        ``learner`` says what the relation is for, a learner, a search or "matrix", by default statistics only, and
-        ``privacy`` which noise statistics will have; nothing else is answered.
+        becomes one column per category. ``params`` are the values of ``$name`` in the SQL. Some parties let their
+        operators approve a job before they read: then ``learner`` says what the relation is for, a learner, a search or
+        "matrix", by default statistics only, and ``privacy`` which noise statistics will have; no more is answered.
 
         Raises QueryError, underlined, for what is no union of conjunctive queries over the catalog; ApprovalError while
         an operator has not approved the job.
         """
-        planned = self.plan(text, label, categorical=categorical, drop=drop, max_categories=max_categories, prep=prep)
+        planned = self.plan(
+            text, label, categorical=categorical, drop=drop, max_categories=max_categories, prep=prep, params=params
+        )
         return self.open(planned, learner, privacy)
 
     def plan(
@@ -402,11 +406,12 @@ class Federation:
         drop: Sequence[str] = (),
         max_categories: int = 256,
         prep: Pipeline | None = None,
+        params: Parameters | None = None,
         where_selected: bool = False,
     ) -> Planned:
         """What `sql` would let parties read: they are asked what they publish, and nothing else.
 
-        With ``where_selected``, label, ``categorical`` and ``drop`` need not be selected, and count where they are.
+        With ``where_selected``, label, ``categorical``, ``drop`` and ``params`` count where the query has them.
         """
         if not isinstance(max_categories, Integral) or max_categories < 1:
             raise ConfigError(f"max_categories must be a whole number of at least 1, not {max_categories!r}")
@@ -414,8 +419,10 @@ class Federation:
             raise QueryError("sql takes the query as text, and the label as the name of a selected column")
         if isinstance(categorical, str) or isinstance(drop, str):
             raise QueryError("categorical and drop take lists of column names, such as drop=['a']")
+        if not isinstance(params, Mapping | None):
+            raise QueryError("params is a dict of values by name, such as params={'since': date(2024, 1, 1)}")
         catalog, opening = self._describe()
-        query = parse(text, catalog, label, categorical, drop, where_selected=where_selected)
+        query = parse(text, catalog, label, categorical, drop, params=params, where_selected=where_selected)
         planned, pipeline = plan(query, catalog), DEFAULT if prep is None else prep
         if not isinstance(pipeline, Pipeline):
             raise QueryError(f"prep is a pipeline, such as tp.prep.Pipeline([...]), not {type(prep).__name__}")

@@ -153,6 +153,14 @@ class Sides:
         return {name: side for name, side in sides.items() if side is not None}
 
 
+@dataclass(frozen=True)
+class OtherQuery:
+    """A query beside that of a job: SQL, or the job's own where there is none, and values of parameters."""
+
+    sql: str | None
+    params: dict[str, Any]
+
+
 class Job(msgspec.Struct, forbid_unknown_fields=True):
     """What a job file may say. Paths start at the file's folder."""
 
@@ -167,6 +175,7 @@ class Job(msgspec.Struct, forbid_unknown_fields=True):
     max_categories: int = 256
     prep: list[dict[str, Any]] = []
     search: SearchSection | None = None
+    params: dict[str, Any] = {}
     purpose: str = ""
 
     @property
@@ -174,11 +183,13 @@ class Job(msgspec.Struct, forbid_unknown_fields=True):
         """The pipeline of its steps; None if it has none. ConfigError if one is wrong."""
         return Pipeline.of_plain(self.prep) if self.prep else None
 
-    def plan(self, federation: Federation, sql: str | None = None) -> Planned:
+    def plan(self, federation: Federation, other: OtherQuery | None = None) -> Planned:
         """What parties would read for the job, or for another query with its features."""
+        sql, params = (other.sql, other.params) if other is not None else (None, {})
         return federation.plan(
             sql or self.sql, self.label, categorical=self.categorical, drop=self.drop,
-            max_categories=self.max_categories, prep=self.pipeline, where_selected=sql is not None,
+            max_categories=self.max_categories, prep=self.pipeline, params=self.params | params,
+            where_selected=sql is not None,
         )  # fmt: skip
 
     def check(self, learner: Learner, plan: Plan) -> Planning:
@@ -273,7 +284,7 @@ class Run:
 
     def relation(
         self,
-        sql: str | None = None,
+        other: OtherQuery | None = None,
         learner: Learner | None = None,
         *,
         needs_label: bool = True,
@@ -285,7 +296,7 @@ class Run:
         party reads.
         """
         job = self.job
-        planned = job.plan(self.federation, sql)
+        planned = job.plan(self.federation, other)
         if needs_label and planned.plan.query.label is None:
             raise LearnError(
                 f"the query does not select the label {job.label!r}, which evaluate needs; predict does not"
@@ -387,24 +398,24 @@ class Run:
         found: Learner = load(self.folder / "model", self.federation)
         return found
 
-    def evaluate(self, sql: str | None, *, at_party: bool = False) -> tuple[str, Metrics]:
+    def evaluate(self, other: OtherQuery | None, *, at_party: bool = False) -> tuple[str, Metrics]:
         """(what was measured on, metrics): the test side, the train side if there is none, or another query."""
-        if sql is not None:
-            return "query", self.model().evaluate(self.relation(sql), at_party=at_party)
+        if other is not None:
+            return "query", self.model().evaluate(self.relation(other), at_party=at_party)
         sides = self.sides()
         name, chosen = ("train", sides.train) if sides.test is None else ("test", sides.test)
         return name, self.model().evaluate(chosen, at_party=at_party)
 
-    def predict(self, sql: str | None, ids: list[str] | None = None) -> pa.Table:
+    def predict(self, other: OtherQuery | None, ids: list[str] | None = None) -> pa.Table:
         """Predictions for every joined row, beside columns to know it by, else beside where it comes from."""
-        relation, model = self.relation(sql, needs_label=False, ids=ids), self.model()
+        relation, model = self.relation(other, needs_label=False, ids=ids), self.model()
         if ids:
             return model.predict(relation, ids=ids).to_arrow()
         return model.predictions(relation).table(self._places(relation)).to_arrow()
 
-    def deliver(self, sql: str | None, to: str, combine: Literal["mean"] | None) -> dict[str, Any]:
+    def deliver(self, other: OtherQuery | None, to: str, combine: Literal["mean"] | None) -> dict[str, Any]:
         """Let a party write predictions about its rows; its receipt."""
-        relation, model = self.relation(sql, needs_label=False), self.model()
+        relation, model = self.relation(other, needs_label=False), self.model()
         return model.predict(relation, deliver_to=to, combine=combine)
 
     def _places(self, relation: Relation) -> pa.Table:

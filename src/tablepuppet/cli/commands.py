@@ -13,7 +13,16 @@ import typer
 from tablepuppet.cli.app import LEARN, LOOK, OPERATE, App
 from tablepuppet.cli.keys import certs, keys
 from tablepuppet.cli.noise_options import BoundsOption, DeltaOption, EpsilonOption, TimesOption, noise_of
-from tablepuppet.cli.output import JsonOption, Screen, check_output, print_json, print_table, sql_text, write_output
+from tablepuppet.cli.output import (
+    JsonOption,
+    Screen,
+    check_output,
+    param_values,
+    print_json,
+    print_table,
+    sql_text,
+    write_output,
+)
 from tablepuppet.cli.party import party
 from tablepuppet.cli.privacy import privacy
 from tablepuppet.errors import ConfigError
@@ -22,7 +31,7 @@ from tablepuppet.versions import PROTOCOL, VERSION
 
 if TYPE_CHECKING:  # databases and scikit-learn take a second each to load: a command loads what it needs
     from tablepuppet.federation import Federation
-    from tablepuppet.jobs import Run
+    from tablepuppet.jobs import OtherQuery, Run
     from tablepuppet.learn.loss.measures import Metrics
     from tablepuppet.learn.selection.folds import Results
     from tablepuppet.privacy.settings import Privacy
@@ -62,6 +71,10 @@ CategoricalOption = Annotated[
     list[str] | None, typer.Option(help="A column of numbers to treat as categories; may repeat.")
 ]
 DropOption = Annotated[list[str] | None, typer.Option(help="A selected column to leave out; may repeat.")]
+ParamOption = Annotated[
+    list[str] | None,
+    typer.Option(help="NAME=VALUE of $NAME in the SQL, such as since=2024-01-01; may repeat.", show_default=False),
+]
 
 
 @app.command(rich_help_panel=LOOK)
@@ -100,11 +113,12 @@ def explain(
     label: LabelOption = None,
     categorical: CategoricalOption = None,
     drop: DropOption = None,
+    param: ParamOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Print the plan of a query: scans, filters, keys, joined rows, bytes per training round."""
     with Screen() as screen:
-        relation = _relation(federation, sql, label, categorical, drop, screen.reader)
+        relation = _relation(federation, sql, label, categorical, drop, param, screen.reader)
         text = relation.explain()
         screen.json(_summary(relation) | {"plan": text}) if as_json else screen.text(text)
 
@@ -116,6 +130,7 @@ def describe(
     label: LabelOption = None,
     categorical: CategoricalOption = None,
     drop: DropOption = None,
+    param: ParamOption = None,
     epsilon: EpsilonOption = None,
     delta: DeltaOption = None,
     bounds: BoundsOption = None,
@@ -125,7 +140,7 @@ def describe(
     """Print statistics of a query's joined rows, computed where the rows are."""
     with Screen() as screen:
         noise = noise_of(epsilon, delta, bounds, max_times)
-        relation = _relation(federation, sql, label, categorical, drop, screen.reader, noise.get("privacy"))
+        relation = _relation(federation, sql, label, categorical, drop, param, screen.reader, noise.get("privacy"))
         found = relation.describe(**noise)
         screen.json(found.to_arrow().to_pylist()) if as_json else screen.print(found)
 
@@ -137,6 +152,7 @@ def profile(
     label: LabelOption = None,
     categorical: CategoricalOption = None,
     drop: DropOption = None,
+    param: ParamOption = None,
     output: Annotated[Path, typer.Option(help="The page to write.")] = Path("profile.html"),
     epsilon: EpsilonOption = None,
     delta: DeltaOption = None,
@@ -147,7 +163,7 @@ def profile(
     """Write a page about a query's joined rows: histograms, missing values, correlations, warnings."""
     with Screen() as screen:
         noise = noise_of(epsilon, delta, bounds, max_times)
-        relation = _relation(federation, sql, label, categorical, drop, screen.reader, noise.get("privacy"))
+        relation = _relation(federation, sql, label, categorical, drop, param, screen.reader, noise.get("privacy"))
         found = relation.profile(**noise)
         place = found.save(output)
         if as_json:
@@ -233,6 +249,7 @@ def bench(job: JobArgument, as_json: JsonOption = False) -> None:
 def evaluate(
     run: RunArgument,
     sql: OtherSql = None,
+    param: ParamOption = None,
     at_party: Annotated[
         bool, typer.Option("--at-party", help="The label's party measures on its true labels; only metrics leave it.")
     ] = False,
@@ -241,7 +258,7 @@ def evaluate(
     """Measure a trained model on the rows its job held out, or on another query."""
     with Screen() as screen:
         found = _runs().of_folder(run, screen.reader)
-        name, metrics = found.evaluate(sql_text(sql) if sql else None, at_party=at_party)
+        name, metrics = found.evaluate(_other(sql, param), at_party=at_party)
         screen.json(metrics) if as_json else _print_metrics(screen, {name: metrics})
 
 
@@ -252,6 +269,7 @@ def predict(
         Path | None, typer.Option(help="A .parquet or .csv file; standard output as CSV if absent.")
     ] = None,
     sql: OtherSql = None,
+    param: ParamOption = None,
     ids: Annotated[
         list[str] | None,
         typer.Option("--id", help="A column to identify rows by, as alias.column; selected or not; may repeat."),
@@ -273,7 +291,7 @@ def predict(
     takes the predictions home, and a receipt is printed. The query of --sql
     needs the features that were learned from, not the label.
     """
-    query = sql_text(sql) if sql else None
+    query = _other(sql, param)
     if deliver_to is not None:
         _deliver(run, query, deliver_to, combine, alone=not (output or ids), as_json=as_json)
         return
@@ -292,7 +310,7 @@ def predict(
         print_table(table)
 
 
-def _deliver(run: Path, sql: str | None, to: str, combine: str | None, *, alone: bool, as_json: bool) -> None:
+def _deliver(run: Path, query: OtherQuery | None, to: str, combine: str | None, *, alone: bool, as_json: bool) -> None:
     """Let a party take predictions home, and print its receipt."""
     if not alone:
         raise ConfigError("--deliver-to writes at the party: leave out --output and --id")
@@ -302,7 +320,7 @@ def _deliver(run: Path, sql: str | None, to: str, combine: str | None, *, alone:
             "several times, and there is no other way yet"
         )
     with Screen() as screen:
-        receipt = _runs().of_folder(run, screen.reader).deliver(sql, to, "mean" if combine else None)
+        receipt = _runs().of_folder(run, screen.reader).deliver(query, to, "mean" if combine else None)
         if as_json:
             screen.json(receipt)
             return
@@ -341,11 +359,22 @@ def _relation(
     label: str | None,
     categorical: list[str] | None,
     drop: list[str] | None,
+    param: list[str] | None,
     reader: ProgressReader,
     privacy: Privacy | None = None,
 ) -> Relation:
     loaded = _federation(federation, reader)
-    return loaded.sql(sql_text(sql), label, categorical=categorical or (), drop=drop or (), privacy=privacy)
+    return loaded.sql(
+        sql_text(sql), label, categorical=categorical or (), drop=drop or (), params=param_values(param),
+        privacy=privacy,
+    )  # fmt: skip
+
+
+def _other(sql: str | None, param: list[str] | None) -> OtherQuery | None:
+    """The query that --sql and --param ask for; None: that of the job."""
+    from tablepuppet.jobs import OtherQuery
+
+    return OtherQuery(sql_text(sql) if sql else None, param_values(param)) if sql or param else None
 
 
 def _summary(relation: Relation) -> dict[str, Any]:

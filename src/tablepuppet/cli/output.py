@@ -10,6 +10,7 @@ import shlex
 import shutil
 import sys
 import tempfile
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -140,6 +141,25 @@ def sql_text(sql: str) -> str:
         return Path(sql).read_text()
     except OSError as error:
         raise ConfigError(f"cannot read SQL file {sql!r}: {error.strerror}") from error
+
+
+def param_values(given: list[str] | None) -> dict[str, Any]:
+    """Values of parameters as job files write them: numbers, dates, true and false, quoted texts; all else is text.
+
+    >>> param_values(["since=2024-01-01", "kind=spare part", "n=3", "code='007'"])
+    {'since': datetime.date(2024, 1, 1), 'kind': 'spare part', 'n': 3, 'code': '007'}
+    """
+    found: dict[str, Any] = {}
+    for each in given or ():
+        name, equals, text = each.partition("=")
+        if not equals or not name.isidentifier():
+            raise ConfigError(f"--param {each}: write NAME=VALUE, such as --param since=2024-01-01")
+        try:
+            value = tomllib.loads(f"value = {text}")
+        except tomllib.TOMLDecodeError:
+            value = {}
+        found[name] = value["value"] if list(value) == ["value"] else text
+    return found
 
 
 def print_json(value: Any) -> None:

@@ -86,8 +86,8 @@ _REASONS = (
     (exp.Any, "ANY is not supported; write = ANY as IN, others as a comparison with the least or greatest value"),
     (exp.Window, f"window functions are not supported; {AGGREGATING_VIEW}"),
     (exp.Star, "a * is not supported inside an expression; name the column"),
-    (exp.Placeholder, "query parameters are not supported; write the value"),
-    (exp.Parameter, "query parameters are not supported; write the value"),
+    (exp.Placeholder, "a parameter needs a value: fed.sql(..., params={...})"),
+    (exp.Parameter, "a parameter needs a value: fed.sql(..., params={...})"),
     (exp.Lambda, f"lambdas are not supported; {VIEW}"),
     (
         exp.Collate,

@@ -17,6 +17,7 @@ from tablepuppet.sql import infer
 from tablepuppet.sql.advice import NO_WAY
 from tablepuppet.sql.catalog import Catalog
 from tablepuppet.sql.keys import key_classes
+from tablepuppet.sql.parameters import Parameters, with_values
 from tablepuppet.sql.place import SqlText
 from tablepuppet.sql.query import Branch, KeyClass, OutputColumn, Query, TableUse
 from tablepuppet.sql.scope import Bound
@@ -32,17 +33,18 @@ def parse(
     categorical: Sequence[str] = (),
     drop: Sequence[str] = (),
     *,
+    params: Parameters | None = None,
     where_selected: bool = False,
 ) -> Query:
-    """The `Query` that ``text`` means over ``catalog``.
+    """The `Query` that ``text`` means over ``catalog``, with values for its parameters.
 
-    With ``where_selected``, label, ``categorical`` and ``drop`` need not be selected, and count where they are.
+    With ``where_selected``, label, ``categorical``, ``drop`` and ``params`` count where the text has them.
     Raises QueryError, with the place underlined, for everything that is no union of conjunctive queries.
     """
     sql = SqlText(text)
     try:
         tree = tree_of(sql)
-        selects, distinct = selects_of(tree, sql)
+        selects, distinct = selects_of(with_values(tree, sql, params or {}, where_named=where_selected), sql)
         bound = [bind_select(select, sql, catalog) for select in selects]
         require_read_alike(sql, tree)
         union = _Union(sql, catalog, bound)

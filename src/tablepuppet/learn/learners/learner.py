@@ -39,6 +39,7 @@ from tablepuppet.learn.learners.validation import (
 from tablepuppet.learn.learners.watch import Watch, counted
 from tablepuppet.learn.loss.joined_loss import JoinedLoss
 from tablepuppet.learn.loss.measures import Metrics
+from tablepuppet.learn.loss.named_metrics import check, measure
 from tablepuppet.learn.private.promise import promised
 from tablepuppet.learn.settings import COUNT, NUMBER, setting
 from tablepuppet.learn.tables.saved import SavedModel
@@ -280,7 +281,14 @@ class Learner(Planner):
         return Predictions(self._predicted(self._scores(relation)), getattr(self, "classes_", None))
 
     @names_checked
-    def evaluate(self, relation: Relation, *, at_party: bool = False) -> Metrics:
+    def evaluate(
+        self,
+        relation: Relation,
+        *,
+        metrics: Sequence[str] | None = None,
+        threshold: float | None = None,
+        at_party: bool = False,
+    ) -> Metrics:
         """Metrics over the joined rows. Of regressors: root mean squared error and R2.
 
         Of classifiers: accuracy, area under the ROC curve (one against the rest for several classes), log loss. The
@@ -288,15 +296,35 @@ class Learner(Planner):
         returns only the metrics; these have no noise. The area is then also NaN if rows of its table are joined more
         than once, or if the table has several shards.
 
+        ``metrics`` names others, as scikit-learn does: such as ``f1``, ``recall_by_class``, ``mean_absolute_error``. A
+        row is taken for the second of two classes if its probability is above ``threshold``.
+
         The dict is printed, and shown in a notebook, beside ``constant``: the metrics of a model without features on
         the same labels, which predicts the shares of the classes, or the mean.
         """
         self.check_relation(relation, "evaluate")
+        if metrics is not None or threshold is not None:
+            return self._measured_by(relation, ["accuracy"] if metrics is None else metrics, threshold, at_party)
         if not at_party:
             return self._measured(*self._beside_labels(relation))
         self.evaluated_on_ = "true labels, at their party"
         predicted = self.predictions(relation).values
         return self._measured_at_party(relation.client, label_of(relation), predicted)
+
+    def _measured_by(
+        self, relation: Relation, names: Sequence[str], threshold: float | None, at_party: bool
+    ) -> Metrics:
+        """Metrics by their names; they are checked before labels are asked for."""
+        if at_party:
+            raise LearnError("the label's party has its own metrics: leave out metrics and threshold, or at_party")
+        classes = self.classes_ if self.learns_classes else None
+        check(names, classes, threshold)
+        return measure(names, *self._beside_labels(relation), classes, threshold)
+
+    @names_checked
+    def score(self, relation: Relation) -> float:
+        """The accuracy of a classifier, R2 of a regressor, over the joined rows."""
+        return self.evaluate(relation)["accuracy" if self.learns_classes else "r2"]
 
     def row_errors(self, relation: Relation, kind: str) -> Array:
         """The error of every joined row, one of ``error_kinds``."""

@@ -103,20 +103,21 @@ def _arrow(values: list[Any]) -> pa.Array:
 @one_run()
 def cross_validate(
     learner: Learner, relation: Relation, folds: int = 5, seed: int = 0, groups: str | None = None,
-    stratified: bool = False, time: str | None = None,
+    stratified: bool = False, time: str | None = None, metrics: Sequence[str] | None = None,
 ) -> Results:  # fmt: skip
     """Metrics of a learner on each fold: a table with ``fold``, ``train_*`` and ``test_*`` of each metric, ``seconds``.
 
     ``groups`` names a column, or the alias of a table, as ``by`` of `Relation.split`: rows of one group are in one
     fold. ``stratified``: each class is dealt evenly to the folds. ``time`` names a selected date or number: each fold
-    is measured on rows that are later than all that it learns from. The learner itself is not fitted.
+    is measured on rows that are later than all that it learns from. ``metrics`` names those of `evaluate`. The learner
+    itself is not fitted.
     """
     need_learner(learner, "cross_validate")
     parts = Folding(relation, folds, seed, groups=groups, stratified=stratified, time=time).sides()
     done = relation.events.progress("folds", f"{type(learner).__name__}: cross-validating", len(parts))
     scores = []
     for number, fold in enumerate(parts):
-        found = measured(learner, fold, number)
+        found = measured(learner, fold, number, metrics)
         scores.append(found)
         done(len(scores), f"fold {number}: {metrics_line(of_test(found), constant_of([found]))}")
     rows = [
@@ -138,12 +139,13 @@ def need_learner(learner: object, verb: str) -> None:
         raise LearnError(f"{verb} takes a learner, such as {made}, not {what}")
 
 
-def measured(learner: Learner, fold: Fold, number: int) -> dict[str, float]:
+def measured(learner: Learner, fold: Fold, number: int, metrics: Sequence[str] | None = None) -> dict[str, float]:
     """A new learner with the same settings, fitted and measured on both sides of a fold."""
     began = own_clock()
     with _named_fold(learner, number):
         model = clone(learner).fit(fold[0])
-        return _scores(model.evaluate(fold[0]), model.evaluate(fold[1]), began)
+        train, test = (model.evaluate(side, metrics=metrics) for side in fold)
+        return _scores(train, test, began)
 
 
 def measure_along_l2(
