@@ -171,6 +171,28 @@ def test_an_outage_of_mariadb(
         assert len(fed.sql("SELECT x FROM t")) == 50
 
 
+def test_a_mariadb_that_is_frozen(mariadb_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The machine accepts connections, and nobody answers: it is not available after a few seconds, as at the start of
+    a party and for its health. A server that lets somebody in may be silent for longer, over a long statement.
+    """
+    port = urlsplit(mariadb_url).port
+    assert port is not None
+    with mariadb_server.new_database(mariadb_url, "frozen") as direct, Proxy("127.0.0.1", port) as proxy:
+        mariadb_server.execute(direct, "CREATE VIEW slow AS SELECT sleep(3) AS x")
+        database = open_database("bank", direct.replace(f":{port}/", f":{proxy.port}/"))
+        monkeypatch.setattr(mysql, "GREETING", 1.0)
+        with database.reader() as reader:
+            found = reader.source("slow", {"x": "INTEGER"})
+            assert found.connection.execute(f"SELECT count(*) FROM {found.sql}").fetchall() == [(1,)]
+        proxy.stall()
+        began = time.monotonic()
+        with pytest.raises(UnavailableError, match="MySQL"):
+            database.tables()
+        assert time.monotonic() - began < 60  # of 600 for a long statement
+        proxy.restore()
+        assert [table.name for table in database.tables()] == ["slow"]
+
+
 def _read_when_killed(url: str, reader: Reader) -> None:
     own = "SELECT id FROM information_schema.processlist WHERE db = 'fragile' AND id <> connection_id()"
     [(number,)] = mariadb_server.execute(url, own)

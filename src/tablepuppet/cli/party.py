@@ -40,7 +40,13 @@ def check(
     sql: Annotated[
         str | None,
         typer.Option(
-            help="With --as: whether the caller could open this query over the party's tables, or a .sql file."
+            help="With --as: whether the party would open its part of this query, or of the one in a .sql file."
+        ),
+    ] = None,
+    others: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--with", help="A table of another party that --sql joins, such as 'orders(id BIGINT, price DOUBLE)'."
         ),
     ] = None,
     diff: Annotated[
@@ -58,6 +64,8 @@ def check(
 
     if sql is not None and caller is None:
         raise ConfigError("--sql goes with --as: say who would ask, such as --as analyst")
+    if others and sql is None:
+        raise ConfigError("--with goes with --sql: it says what tables of other parties a query joins")
     if diff:
         if caller is not None:
             raise ConfigError("--diff compares files, for all callers: leave out --as")
@@ -65,7 +73,7 @@ def check(
         return
     found = inspect(file)
     if caller is not None:
-        print_outlook(file, found, caller, sql, as_json)
+        print_outlook(file, found, caller, sql, others or [], as_json)
         return
     if as_json:
         print_json(msgspec.to_builtins(found))

@@ -114,14 +114,16 @@ def _deliveries(table: TableReport) -> list[str]:
     return found
 
 
-def print_outlook(file: Path, report: PartyReport, caller: str, sql: str | None, as_json: bool) -> None:
+def print_outlook(
+    file: Path, report: PartyReport, caller: str, sql: str | None, others: Sequence[str], as_json: bool
+) -> None:
     """Print what a caller could learn and ask for; ends with 1 if a query would be refused."""
     import msgspec
 
     from tablepuppet.cli.output import sql_text
     from tablepuppet.party.outlook import outlook
 
-    found = outlook(file, report, caller, None if sql is None else sql_text(sql))
+    found = outlook(file, report, caller, None if sql is None else sql_text(sql), others)
     if as_json:
         print_json(msgspec.to_builtins(found))
     else:
@@ -169,12 +171,17 @@ def _show_query(query: QueryReport, screen: Console) -> None:
             for each in query.selected
         ]
         print_columns(screen, "", dict.fromkeys(heads, "left"), rows)
-    if query.accepted:
-        print_text("Verdict: the query would be accepted; each op is checked again, by the releases above.")
+    if query.accepted and not query.reads:
+        print_text("Verdict: the query reads nothing of this party.")
+    elif query.accepted:
+        print_text("Verdict: this party would accept the query; each op is checked again, by the releases above.")
     else:
-        known = "is not known, as only this party's own tables are known here"
-        refused = known if query.rule == QueryError.__name__ else f"would be refused by {query.rule}"
-        print_text(f"Verdict: the query {refused}: {query.reason}")
+        unread = query.rule == QueryError.__name__
+        print_text(
+            f"Verdict: the query {'has a mistake' if unread else f'would be refused by {query.rule}'}: {query.reason}"
+        )
+        if unread:
+            print_text("A table of another party is known here if --with says what columns it has (--help).")
 
 
 def print_difference(file: Path, as_json: bool) -> None:

@@ -3,16 +3,21 @@
 Input: a party file, the name of a caller, and a query if one is to be tried. Output, for the operator only: the tables
 that the caller knows of, what may be released of each column, what is left of budgets and limits, and whether the query
 would be accepted, or which rule refuses it. It reads the database's catalog and counts rows, as `party check` does.
+Tables of other parties are what the operator says: names and types of columns, which is all that a query needs of them.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
+import duckdb
 import msgspec
+from sqlglot import exp, parse_one
+from sqlglot.errors import SqlglotError
 
-from tablepuppet.errors import PrivacyError, TablePuppetError
+from tablepuppet.errors import ConfigError, PrivacyError, TablePuppetError
 from tablepuppet.party.config import PartyFile
 from tablepuppet.party.counters import Counters
 from tablepuppet.party.guard import Guard
@@ -21,10 +26,13 @@ from tablepuppet.party.published import open_published
 from tablepuppet.party.report import PartyReport, TableReport
 from tablepuppet.party.service import Party
 from tablepuppet.party.state import check_ledger
-from tablepuppet.sql.catalog import Catalog
+from tablepuppet.sql.catalog import Catalog, Shard
+from tablepuppet.sql.dialect import AsWritten
 from tablepuppet.sql.parse import parse
 from tablepuppet.sql.plan import plan, text_of
+from tablepuppet.sql.quiet_duckdb import scratch
 
+ANOTHER = "another party"
 COUNTED = ("max_filters", "max_expressions", "max_splits", "max_refinements", "max_failures")
 
 
@@ -71,9 +79,15 @@ class Outlook(msgspec.Struct, frozen=True):
     query: QueryReport | None
 
 
-def outlook(path: Path, report: PartyReport, caller: str, sql: str | None = None) -> Outlook:
-    """What a caller could learn from the party of a file, and ask it for; ``report`` is what `inspect` found."""
+def outlook(
+    path: Path, report: PartyReport, caller: str, sql: str | None = None, others: Sequence[str] = ()
+) -> Outlook:
+    """What a caller could learn from the party of a file, and ask it for; ``report`` is what `inspect` found.
+
+    ``others`` are tables of other parties that a query joins, as `stated_table` reads them.
+    """
     settings = PartyFile.load(path)
+    elsewhere = [stated_table(text) for text in others]
     policy, state = settings.policy(), None if settings.state_dir is None else Path(settings.state_dir)
     admitted = policy.allow is None or caller in policy.allow
     tables = [table for table in report.tables if admitted and caller in table.callers]
@@ -94,7 +108,7 @@ def outlook(path: Path, report: PartyReport, caller: str, sql: str | None = None
         tables,
         _budgets(settings, tables, caller, state),
         limits,
-        None if sql is None else _tried(settings, caller, sql, used),
+        None if sql is None else _tried(settings, caller, sql, elsewhere, used),
     )
 
 
@@ -116,16 +130,41 @@ def _has_ledger(state: Path) -> bool:
     return state.is_dir() and check_ledger(state)
 
 
-def _tried(settings: PartyFile, caller: str, sql: str, used: Counters) -> QueryReport:
-    """Whether a query over the party's own tables would be opened. Nothing is read, counted or written."""
+def stated_table(text: str) -> Shard:
+    """A table of another party as an operator writes it, with the party's name or without; ConfigError if it is none.
+
+    >>> stated_table("shop.orders(card INT, amount DECIMAL(8, 2))").columns
+    {'card': 'INTEGER', 'amount': 'DECIMAL(8,2)'}
+    """
+    try:
+        created = parse_one(f"CREATE TABLE {text}", dialect=AsWritten)
+        made = created.this
+        if (
+            created.expression
+            or not isinstance(made, exp.Schema)
+            or not all(isinstance(each, exp.ColumnDef) for each in made.expressions)
+        ):
+            raise SqlglotError("it has other words")
+        types = ", ".join(f"CAST(NULL AS {each.kind.sql(AsWritten)})" for each in made.expressions)
+        with scratch() as connection:
+            kinds = map(str, connection.sql(f"SELECT {types}").types)
+    except (SqlglotError, duckdb.Error, AttributeError):
+        example = "--with 'shop.orders(customer_id BIGINT, amount DOUBLE)'"
+        raise ConfigError(f"--with {text!r}: name a table, its columns and their types, as in {example}") from None
+    columns = dict(zip((each.name for each in made.expressions), kinds, strict=True))
+    return Shard(made.this.db or ANOTHER, made.this.name, columns, rows=0)
+
+
+def _tried(settings: PartyFile, caller: str, sql: str, elsewhere: Sequence[Shard], used: Counters) -> QueryReport:
+    """Whether this party would open its part of a query. Nothing is read, counted or written."""
     policy = settings.policy()
     tables = {name: replace(rules, require_approval=False) for name, rules in policy.tables.items()}
     policy = replace(policy, tables=tables, require_purpose=False)  # both are told apart
     reads: list[str] = []
     try:
         party = Party(settings.name, open_published(settings), b"", policy)
-        catalog = Catalog(party.describe(caller))
-        scans = plan(parse(sql, catalog), catalog).scans
+        catalog = Catalog([*party.describe(caller), *elsewhere])
+        scans = plan(parse(sql, catalog), catalog).of_party(settings.name)
         reads = [text_of(scan) for scan in scans]
         grants = Guard(settings.name, policy, counters=used).open(caller, scans)
     except TablePuppetError as error:

@@ -66,6 +66,7 @@ _VIEWS = """
     SELECT table_name, coalesce(view_definition, '') FROM information_schema.views WHERE table_schema = DATABASE()
 """  # a definition is empty for a user who may not see it
 _BATCH_ROWS = 65536
+GREETING = 10.0  # seconds for the server to let somebody in; one that is frozen accepts connections, and is silent
 CANCEL = 5.0  # seconds for the server to end a statement; one that has fallen silent does not
 
 
@@ -108,9 +109,11 @@ class MySQL:
             stack.enter_context(self._connections.one(self.party))
             try:
                 # Encoders alone: without decoders every value arrives as the text that was sent.
-                silence = min(self._options["read_timeout"], seconds_left() or math.inf)
-                options = self._options | {"read_timeout": silence, "conv": dict(encoders), "autocommit": True}
+                left = seconds_left() or math.inf
+                greeting, silence = min(GREETING, left), min(self._options["read_timeout"], left)
+                options = self._options | {"read_timeout": greeting, "conv": dict(encoders), "autocommit": True}
                 connection = stack.enter_context(pymysql.connect(**options))
+                connection._read_timeout = silence  # PyMySQL has one for both
                 for statement in (*_BEGIN, *_limits(connection)):
                     _rows(connection, statement)
             except Exception as error:  # of whatever class: another kind of server may answer at that port
