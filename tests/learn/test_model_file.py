@@ -14,10 +14,10 @@ import pyarrow as pa
 import pytest
 
 import tablepuppet as tp
-from tablepuppet.checked_file import read_facts, write_facts
 from tablepuppet.federation import PartyEntry
 from tablepuppet.prep.encode.encoding_file import SECRET
 from tablepuppet.runs.saved_files import sealed
+from tablepuppet.store.files import read_facts, write_facts
 from tests.learn.materialised import ALL, JOIN, learner, predictions, shop
 from tests.relations import write_party
 

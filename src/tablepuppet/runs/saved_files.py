@@ -17,9 +17,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from tablepuppet import checked_file
-from tablepuppet.checked_file import DamagedFileError, facts_text, read_known
 from tablepuppet.errors import ConfigError, TablePuppetError
+from tablepuppet.store import files
+from tablepuppet.store.files import DamagedFileError, facts_text, read_known
 
 ARRAYS, SECRETS = "arrays.npz", "secrets.json"
 AGAIN = "fit and save the model again"
@@ -38,7 +38,7 @@ def read_facts(path: Path, format_: int) -> dict[str, Any]:
     if not path.exists():
         raise ConfigError(f"{str(path.parent)!r} is no saved model: give the folder that model.save(folder) wrote")
     with damage_explained(path):
-        facts = checked_file.read_facts(path)
+        facts = files.read_facts(path)
         if facts["format"] != format_:
             raise ConfigError(f"{str(path)!r} was written by another version of tablepuppet: {AGAIN}")
     return facts

@@ -22,8 +22,8 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from tablepuppet.algebra.array import LazyArray
-from tablepuppet.checked_file import DamagedFileError, read_checked, write_checked
 from tablepuppet.errors import LearnError
+from tablepuppet.store.files import DamagedFileError, read_checked, write_checked
 
 ABOUT, PLAN, CELLS = "about", "plan", "cells"  # what the state is of, where tables computed, X.T @ r
 PRECISION = 1e-12  # of sums over many rows, for each unit of a column's norm; on the wire it may be less

@@ -22,7 +22,6 @@ from typing import Annotated, Any, cast
 import msgspec
 from numpy.typing import NDArray
 
-from tablepuppet import checked_file
 from tablepuppet.errors import ConfigError, LearnError, PartyError
 from tablepuppet.learn.private.promise import Uses, reported
 from tablepuppet.learn.private.round_promises import read_promise
@@ -39,6 +38,7 @@ from tablepuppet.prep.encode.encoding_file import (
 )
 from tablepuppet.runs import interrupts
 from tablepuppet.runs.saved_files import damage_explained, read_content, read_facts
+from tablepuppet.store import files
 
 FORMAT = 8
 
@@ -103,7 +103,7 @@ def forget(path: str | Path, federation: Connected) -> None:
     folder = ModelFolder(Path(path))
     if (folder.path / FACTS).exists():
         with damage_explained(folder.path / FACTS):
-            checked_file.read_facts(folder.path / FACTS)  # else parties would keep their parts for ever
+            files.read_facts(folder.path / FACTS)  # else parties would keep their parts for ever
     handle = _handle(folder.facts)
     if not folder.is_model:
         raise ConfigError(f"{str(path)!r} is not a saved model")

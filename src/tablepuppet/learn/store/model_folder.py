@@ -19,9 +19,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from tablepuppet.checked_file import DamagedFileError, read_facts, write_atomically, write_facts
 from tablepuppet.errors import ConfigError
 from tablepuppet.runs.saved_files import ARRAYS, SECRETS, save_errors, sealed
+from tablepuppet.store.files import DamagedFileError, read_facts, write_atomically, write_facts
 
 FACTS = "model.json"
 
