@@ -533,6 +533,11 @@ CASES = [
         partial(new_file, name="taken"),
         lambda shop: new_file(shop, "free") and new_file(shop, "taken", lambda path: path.rename(shop.folder / "old")),
     ),
+    Advice(
+        "exists and is not a saved model; choose another name",
+        lambda shop: tp.LinearRegression().fit(shop.rel).save(shop.folder),
+        lambda shop: tp.LinearRegression().fit(shop.rel).save(shop.folder / "unused"),
+    ),
 ]
 
 

@@ -16,8 +16,12 @@ import tempfile
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from hashlib import sha256
+from io import BytesIO
 from pathlib import Path
 from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
 
 from tablepuppet.errors import ConfigError
 
@@ -94,6 +98,19 @@ def read_facts(path: Path) -> dict[str, Any]:
 
 def _digest(facts: Any) -> str:
     return sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
+
+
+def npz(arrays: Mapping[str, Any]) -> bytes:
+    """Arrays by name as the content of a file."""
+    content = BytesIO()
+    np.savez(content, **arrays)
+    return content.getvalue()
+
+
+def arrays_of(content: bytes) -> dict[str, NDArray[Any]]:
+    """What `npz` made; raises many kinds of errors for anything else."""
+    with np.load(BytesIO(content), allow_pickle=False) as stored:
+        return dict(stored)
 
 
 def write_atomically(path: Path, data: bytes, mode: int = 0o600) -> None:
