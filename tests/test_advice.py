@@ -7,7 +7,7 @@ import resource
 import shutil
 import socket
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from functools import partial
@@ -31,6 +31,7 @@ from tablepuppet.party.config import Limits
 from tablepuppet.party.databases.urls import open_database
 from tablepuppet.party.policy import TableRule
 from tablepuppet.party.service import Party
+from tablepuppet.store.files import read_private_file, write_new_file
 from tablepuppet.wire.desk import Desk
 from tablepuppet.wire.flight_server import FlightServer
 from tests.advice import SOURCE, Advice, check_all_are_tried, said
@@ -46,6 +47,21 @@ from tests.wire.services import KEY, Certificates, calling, served
 ELSEWHERE = {"algebra", "learn", "party", "prep", "privacy", "privacy_plan.py", "relation.py", "spelling.py", "sql"}
 """Rooms that have a `test_advice.py` of their own."""
 SECURE = tp.Privacy(secure_sum=True)
+
+
+def private(shop: Shop, mend: Callable[[Path], Any]) -> bool:
+    path = shop.folder / "private"
+    path.write_bytes(b"secret")
+    path.chmod(0o644)
+    mend(path)
+    return read_private_file(path, "key") == b"secret"
+
+
+def new_file(shop: Shop, name: str, mend: Callable[[Path], Any] = lambda _: None) -> bool:
+    (shop.folder / "taken").write_bytes(b"old")
+    mend(shop.folder / "taken")
+    write_new_file(shop.folder / name, b"new", "key")
+    return (shop.folder / name).read_bytes() == b"new"
 
 
 def place(shop: Shop) -> Path:
@@ -506,6 +522,21 @@ CASES = [
         " cannot be kept with secure sums: ",
         partial(stood_in, mode="cache"),
         lambda shop: stood_in(shop, "wait") and stood_in(shop, "fail") and stood_in(shop, "cache", None),
+    ),
+    Advice(
+        "run chmod 600 on it",
+        partial(private, mend=lambda _: None),
+        partial(private, mend=lambda path: path.chmod(0o600)),
+    ),
+    Advice(
+        "exists and is kept: choose another path or move it away",
+        partial(new_file, name="taken"),
+        lambda shop: new_file(shop, "free") and new_file(shop, "taken", lambda path: path.rename(shop.folder / "old")),
+    ),
+    Advice(
+        "exists and is not a saved model; choose another name",
+        lambda shop: tp.LinearRegression().fit(shop.rel).save(shop.folder),
+        lambda shop: tp.LinearRegression().fit(shop.rel).save(shop.folder / "unused"),
     ),
 ]
 

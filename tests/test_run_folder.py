@@ -114,7 +114,7 @@ def test_a_run_that_is_stopped_is_kept(
     assert not Path("runs/returns/record").exists()
 
 
-@pytest.mark.parametrize("place", ["run_folder.RunFolder.write", "learn.store.model_folder.ModelFolder.write"])
+@pytest.mark.parametrize("place", ["run_folder.RunFolder.write", "store.folder.ModelFolder.write"])
 def test_a_run_stopped_while_it_is_written(command: Command, monkeypatch: pytest.MonkeyPatch, place: str) -> None:
     """Nothing half done: it is not finished until all is there, and resume writes it."""
     with monkeypatch.context() as patched:

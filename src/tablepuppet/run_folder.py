@@ -19,10 +19,10 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
-from tablepuppet.checked_file import DamagedFileError, read_facts, read_known, write_atomically, write_facts
 from tablepuppet.cli.output import plain, typed
 from tablepuppet.errors import ConfigError
-from tablepuppet.learn.store.model_folder import ModelFolder
+from tablepuppet.store.files import DamagedFileError, read_facts, read_known, write_atomically, write_facts
+from tablepuppet.store.folder import ModelFolder
 from tablepuppet.wire.record import Record, recorded_sessions
 
 RECORD, JOB, FINISHED, SEARCHED = "record", "job.toml", "run.json", "search.json"

@@ -115,12 +115,6 @@ def saved(shop: Shop) -> None:
     same(tp.load(shop.folder / "model", shop.fed).predict(shop.rel), model.predict(shop.rel))
 
 
-def not_saved_there(shop: Shop) -> None:
-    (shop.folder / "taken").mkdir()
-    (shop.folder / "taken" / "file").touch()
-    tp.linalg.lm(numbers(shop), shop.y).save(shop.folder / "taken")
-
-
 def like_without_columns(shop: Shop) -> None:
     some = shop.sql(f"{USUAL}, o.day", more="WHERE o.quantity < 3").matrix(like=shop.x)
     same(eye(some), shop.cells[shop.joined.quantity < 3])
@@ -344,11 +338,6 @@ CASES = [
         "Write model.save(folder) and tp.load(folder, fed)",
         lambda shop: pickle.dumps(tp.linalg.lm(numbers(shop), shop.y)),
         saved,
-    ),
-    Advice(
-        "exists and is no saved model of tp.linalg; choose another name",
-        not_saved_there,
-        lambda shop: tp.linalg.lm(numbers(shop), shop.y).save(shop.folder / "free"),
     ),
     Advice(
         "write A @ other for the product, (X * row).T for a transposed array",

@@ -17,11 +17,11 @@ from sklearn.cluster import KMeans
 import tablepuppet as tp
 from tablepuppet.algebra import distinct
 from tablepuppet.algebra.distinct import DistinctRows
-from tablepuppet.checked_file import read_checked
 from tablepuppet.party.config import Limits
 from tablepuppet.party.limits import CallerLimits
 from tablepuppet.party.policy import EVERY_USE, ColumnRule, Policy, TableRule, Use
 from tablepuppet.prep.encode import alike
+from tablepuppet.store.files import read_checked
 from tests.party.policed import ROWS, open_party, write_file
 from tests.party.policed import federation as policed
 from tests.relations import Message, Parties, federation, record_wire

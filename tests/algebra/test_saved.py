@@ -13,9 +13,9 @@ import pytest
 import statsmodels.api as sm
 
 import tablepuppet as tp
-from tablepuppet.algebra.linalg.saved import FORMAT
 from tablepuppet.party.config import Limits
-from tablepuppet.runs.saved_files import sealed
+from tablepuppet.store.files import read_facts, write_facts
+from tablepuppet.store.folder import sealed
 from tests.learn.materialised import ALL, JOIN, shop
 from tests.relations import federation
 from tests.wire.services import calling, served
@@ -81,6 +81,58 @@ def test_models_are_saved(folder: Path, tmp_path: Path, program: str) -> None:
     assert not place.exists()
 
 
+def as_before(place: Path) -> None:
+    """Make of a folder what versions wrote in which learners and models of `tp.linalg` had two formats."""
+    facts = read_facts(place / "model.json")
+    inside, encoding = place / facts["content"], facts["encoding"]
+
+    def with_encoding(value: Any) -> Any:
+        if isinstance(value, list):
+            return [with_encoding(each) for each in value]
+        if not isinstance(value, dict):
+            return value
+        more = {"encoding": encoding} if value.get("kind") == "preparation" else {}
+        return {name: with_encoding(each) for name, each in value.items()} | more
+
+    for file in ("arrays.npz", "secrets.json"):
+        (inside / file).rename(place / file)
+    inside.rmdir()
+    (place / "model.json").unlink()
+    write_facts(place / "linalg.json", {"format": 3, "model": with_encoding(facts["model"]), "files": facts["files"]})
+
+
+@pytest.mark.parametrize("program", ["lm", "text classes", "lasso path"])
+def test_models_of_earlier_versions(folder: Path, tmp_path: Path, program: str) -> None:
+    """They are loaded, replaced and forgotten as those of today; one of another format is refused in clear words."""
+    relation = opened(folder).sql(SQL, label="paid")
+    model, place = PROGRAMS[program](relation.matrix(), relation.label()), tmp_path / "model"
+    model.save(place)
+    as_before(place)
+    assert {path.name for path in place.iterdir()} == {"linalg.json", "arrays.npz", "secrets.json"}
+    fed = opened(folder)
+    loaded, other = tp.load(place, fed), fed.sql(SQL, label="paid")
+    np.testing.assert_array_equal(applied(loaded, other), applied(model, relation))
+    loaded.save(place)
+    assert sorted(path.name[:8] for path in place.iterdir()) == ["content-", "model.js"]
+    np.testing.assert_array_equal(applied(tp.load(place, fed), other), applied(model, relation))
+    as_before(place)
+    write_facts(place / "linalg.json", read_facts(place / "linalg.json") | {"format": 2})
+    with pytest.raises(tp.ConfigError, match=r"linalg\.json' was written by another version.*fit and save the model"):
+        tp.load(place, fed)
+    tp.forget(place, fed)
+    assert not place.exists()
+
+
+def test_a_learner_in_the_place_of_a_program(folder: Path, tmp_path: Path) -> None:
+    """And the other way round: a folder has the model that was saved last."""
+    fed, place = opened(folder), tmp_path / "model"
+    relation = fed.sql(SQL, label="paid")
+    program, learner = tp.linalg.lm(relation.matrix(), relation.label()), tp.LinearRegression().fit(relation)
+    for model in (program, learner, program):
+        model.save(place)
+        assert type(tp.load(place, fed)) is type(model)
+
+
 def test_functions_are_saved(folder: Path, tmp_path: Path) -> None:
     """A model of np.tanh(X[:, numbers]) is applied to the same of other rows."""
     relation = opened(folder).sql(SQL, label="paid")
@@ -101,7 +153,7 @@ def test_services_know_their_categories(folder: Path, tmp_path: Path) -> None:
         relation = calling(servers, wire="float64").sql(SQL, label="paid")
         model = tp.linalg.lm(relation.matrix(), relation.label())
         model.save(tmp_path / "model")
-        assert json.loads((tmp_path / "model" / "secrets.json").read_text()) == {}
+        assert json.loads(next((tmp_path / "model").rglob("secrets.json")).read_text()) == {}
         fed = calling(servers, wire="float64")
         loaded = tp.load(tmp_path / "model", fed)
         np.testing.assert_allclose(
@@ -117,16 +169,17 @@ def test_folders_that_are_none(folder: Path, tmp_path: Path) -> None:
     other = tmp_path / "other"
     other.mkdir()
     (other / "letter.txt").write_text("keep me")
-    with pytest.raises(tp.ConfigError, match="exists and is no saved model"):
+    with pytest.raises(tp.ConfigError, match="exists and is not a saved model"):
         model.save(other)
     model.save(tmp_path / "model")
-    assert (tmp_path / "model" / "secrets.json").stat().st_mode & 0o077 == 0
-    facts = {"format": FORMAT, "model": {"kind": "Strange", "fields": {}}}
-    (tmp_path / "model" / "linalg.json").write_text(sealed(facts, tmp_path / "model", str))
-    for file, text in (("linalg.json", None), ("linalg.json", "{}"), ("arrays.npz", ""), ("secrets.json", "{")):
+    assert next((tmp_path / "model").rglob("secrets.json")).stat().st_mode & 0o077 == 0
+    path = tmp_path / "model" / "model.json"
+    facts = read_facts(path) | {"model": {"kind": "Strange", "fields": {}}}
+    path.write_text(sealed(facts, path.parent / facts["content"]))
+    for file, text in (("model.json", None), ("model.json", "{}"), ("arrays.npz", ""), ("secrets.json", "{")):
         if text is not None:
             model.save(tmp_path / "model")
-            (tmp_path / "model" / file).write_text(text)
+            next((tmp_path / "model").rglob(file)).write_text(text)
         with pytest.raises(tp.ConfigError, match=rf"{file}' is damaged.*fit and save the model again"):
             tp.load(tmp_path / "model", fed)
 

@@ -488,11 +488,6 @@ CASES = [
         saved,
     ),
     Advice(
-        "exists and is not a saved model; choose another name",
-        lambda shop: tp.LinearRegression().fit(shop.rel).save(shop.folder),
-        lambda shop: tp.LinearRegression().fit(shop.rel).save(shop.folder / "unused"),
-    ),
-    Advice(
         "select the pixels, row by row, or change shape",
         images((4, 4)),
         images((2, 2), "o.price, o.quantity, o.gap, o.id, o.cost", channels=(2,)),

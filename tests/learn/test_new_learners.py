@@ -31,10 +31,10 @@ from tablepuppet.learn.specs import Spec
 from tablepuppet.learn.tables.federated import FederatedModel
 from tablepuppet.learn.tables.linear import Linear, LinearTable
 from tablepuppet.learn.tables.network import Network
-from tablepuppet.learn.tables.stored import Held
 from tablepuppet.party.arguments import Some
 from tablepuppet.prep.encode.encoded_table import EncodedTable
 from tablepuppet.relation import Relation
+from tablepuppet.store.parts import Held
 from tests.relations import federation
 
 

@@ -22,7 +22,7 @@ from tablepuppet.learn.split.table import TorchTable
 from tablepuppet.mapping.batches import batches
 from tablepuppet.party.request import Reply, Request
 from tablepuppet.prep.columns.label import ask_classes, ask_numbers, joined_classes, joined_numbers
-from tablepuppet.runs.saved_files import sealed
+from tablepuppet.store.folder import sealed
 from tests.learn.materialised import ALL, JOIN, Array, shop
 from tests.party.policed import federation as federation_of
 from tests.party.policed import open_party, write_file
@@ -177,7 +177,7 @@ def test_a_folder_without_the_order_of_tables_is_refused(fed: tp.Federation, tmp
     path = tmp_path / "model" / "model.json"
     facts = json.loads(path.read_text())
     del facts["own"]["beside"], facts["digest"]
-    path.write_text(sealed(facts, path.parent / facts["content"], str))
+    path.write_text(sealed(facts, path.parent / facts["content"]))
     with pytest.raises(tp.LearnError, match=r"the order of their tables.*fit and save the model again"):
         tp.load(tmp_path / "model", fed)
 

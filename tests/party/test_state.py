@@ -16,7 +16,6 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from tablepuppet.checked_file import read_checked, read_facts
 from tablepuppet.errors import ConfigError, PartyError
 from tablepuppet.party.blinding_key import new_blinding_key
 from tablepuppet.party.config import PartyFile
@@ -26,6 +25,7 @@ from tablepuppet.party.ledger import FILE, Budget, Ledger
 from tablepuppet.party.report import inspect, spent
 from tablepuppet.party.state import SECRET, State, check_state, restore_backup, write_backup
 from tablepuppet.privacy.accountant import Spending
+from tablepuppet.store.files import read_checked, read_facts
 from tablepuppet.wire.serve import start
 from tests import warm
 from tests.command_line import tablepuppet

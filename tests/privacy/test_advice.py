@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -20,7 +19,6 @@ from tablepuppet.privacy.certificates import CA_DAYS, issue, new_authority
 from tablepuppet.privacy.label import keep_probability, noisy_numbers
 from tablepuppet.privacy.label_correction import true_shares
 from tablepuppet.privacy.noise import gaussian_sigma, steps_of
-from tablepuppet.privacy.private_file import read_private_file, write_new_file
 from tablepuppet.privacy.secure_sum import add_words, to_words
 from tablepuppet.privacy.signed_keys import Identity
 from tablepuppet.privacy_plan import plan_privacy
@@ -46,21 +44,6 @@ def noisy(names: list[str]) -> Any:
     """Labels of two rows, with noise that their names decide."""
     settings: dict[str, Any] = {"bounds": (0.0, 1.0), "epsilon": 1.0, "secret": b"s" * 16, "expression": "y"}
     return noisy_numbers(np.array([0.5, 0.5]), pa.array(names), **settings)
-
-
-def private(shop: Shop, mend: Callable[[Path], Any]) -> bool:
-    path = shop.folder / "private"
-    path.write_bytes(b"secret")
-    path.chmod(0o644)
-    mend(path)
-    return read_private_file(path, "key") == b"secret"
-
-
-def new_file(shop: Shop, name: str, mend: Callable[[Path], Any] = lambda _: None) -> bool:
-    (shop.folder / "taken").write_bytes(b"old")
-    mend(shop.folder / "taken")
-    write_new_file(shop.folder / name, b"new", "key")
-    return (shop.folder / name).read_bytes() == b"new"
 
 
 def signed(key: Any) -> bool:
@@ -157,16 +140,6 @@ CASES = [
         "nothing is released; clip values first",
         lambda _: steps_of(np.array([np.inf, 1.0]), 2.0**-30),
         lambda _: steps_of(np.clip(np.array([np.inf, 1.0]), 0, 9), 2.0**-30).tolist() == [9 << 30, 1 << 30],
-    ),
-    Advice(
-        "run chmod 600 on it",
-        partial(private, mend=lambda _: None),
-        partial(private, mend=lambda path: path.chmod(0o600)),
-    ),
-    Advice(
-        "exists and is kept: choose another path or move it away",
-        partial(new_file, name="taken"),
-        lambda shop: new_file(shop, "free") and new_file(shop, "taken", lambda path: path.rename(shop.folder / "old")),
     ),
     Advice(
         "scale the label or the columns, use a smaller lr, or learn without secure_sum",

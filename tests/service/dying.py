@@ -24,10 +24,10 @@ from tablepuppet.wire.desk import Desk
 MOMENTS = ("written", "answered")
 """The request is in the journal and not computed; its reply is stored and not sent."""
 SAVE = {
-    "store": "tables.federated.FederatedModel.store",
-    "write": "store.model_folder.ModelFolder.write",
-    "settle": "store.model_file.keep_only",
-    "end": "store.model_folder.ModelFolder.end",
+    "store": "learn.tables.federated.FederatedModel.store",
+    "write": "store.folder.ModelFolder.write",
+    "settle": "store.models.keep_only",
+    "end": "store.folder.ModelFolder.end",
 }
 """The steps of a save in their order, and where they are."""
 
@@ -80,6 +80,6 @@ if __name__ == "__main__":
         die_after(event, int(times))
     if "DIES_BEFORE" in os.environ:
         place, _, step = SAVE[os.environ["DIES_BEFORE"]].rpartition(".")
-        setattr(pkgutil.resolve_name(f"tablepuppet.learn.{place}"), step, lambda *_: die())
+        setattr(pkgutil.resolve_name(f"tablepuppet.{place}"), step, lambda *_: die())
     plan_party(Path(sys.argv[-1]).with_suffix(".dies"))
     main()

@@ -16,8 +16,8 @@ import numpy as np
 import pytest
 
 import tablepuppet as tp
-from tablepuppet.learn.store.model_folder import ModelFolder
 from tablepuppet.learn.tables.federated import FederatedModel
+from tablepuppet.store.folder import ModelFolder
 from tests import warm
 from tests.learn.materialised import ALL, JOIN, shop
 from tests.service.processes import Services, run_command

@@ -21,9 +21,9 @@ from unittest import mock
 import numpy as np
 import pytest
 
-import tablepuppet.learn.tables.stored
 import tablepuppet.operators.client
 import tablepuppet.session
+import tablepuppet.store.parts
 from tablepuppet.errors import TablePuppetError
 from tablepuppet.party.ops import REGISTRY
 from tablepuppet.party.reply_check import check_reply
@@ -31,7 +31,7 @@ from tablepuppet.party.returns import Resting
 from tests.wire.liars import USES, Lie, World, lies_about
 
 LIES = int(os.environ.get("TABLEPUPPET_LIES", "1"))
-CHECKED_BY = (tablepuppet.operators.client, tablepuppet.session, tablepuppet.learn.tables.stored)
+CHECKED_BY = (tablepuppet.operators.client, tablepuppet.session, tablepuppet.store.parts)
 NOTHING = ("no party publishes a table", "no joined rows")  # what is so if a party says that it has nothing
 BLAMELESS = ("party ", "parties ")  # an error names somebody
 

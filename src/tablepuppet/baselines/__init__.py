@@ -31,11 +31,11 @@ from tablepuppet.learn.loss.losses import Loss, Squared
 from tablepuppet.learn.rounds import Round
 from tablepuppet.learn.solve.allowance import RoundAllowance
 from tablepuppet.learn.tables.parameters import TableParameters
-from tablepuppet.learn.tables.stored import Model
 from tablepuppet.operators.client import Client
 from tablepuppet.prep.encode.encode import Encoding
 from tablepuppet.runs.records import RoundRecord
 from tablepuppet.runs.table_view import Records
+from tablepuppet.store.parts import Model
 
 if TYPE_CHECKING:
     from tablepuppet.relation import Relation

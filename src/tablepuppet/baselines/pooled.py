@@ -9,10 +9,10 @@ from numpy.typing import NDArray
 
 from tablepuppet.errors import PrivacyError
 from tablepuppet.learn.tables.parameters import TableParameters
-from tablepuppet.learn.tables.stored import Held
 from tablepuppet.operators.client import Client
 from tablepuppet.prep.encode.encode import Encoding, encoded
 from tablepuppet.prep.encode.encoded_table import EncodedTable
+from tablepuppet.store.parts import Held
 
 Array = NDArray[np.float64]
 

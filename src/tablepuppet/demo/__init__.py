@@ -28,7 +28,6 @@ from tablepuppet.federation import Federation
 from tablepuppet.learn.learners.linear import LogisticRegression
 from tablepuppet.learn.loss.measures import Metrics
 from tablepuppet.prep.explore.describe import Description
-from tablepuppet.privacy.private_file import write_output_file
 from tablepuppet.relation import Relation
 from tablepuppet.runs.events import Events
 from tablepuppet.runs.figures import metric, metric_name
@@ -36,6 +35,7 @@ from tablepuppet.runs.table_view import TableView, aligned
 from tablepuppet.runs.wide_table import WideTable
 from tablepuppet.sql.catalog import Catalog
 from tablepuppet.sql.quiet_duckdb import connect
+from tablepuppet.store.files import write_output_file
 
 FEDERATION = """\
 # Four owners, four databases. Paths start at this file's folder.

@@ -23,12 +23,12 @@ from typing import TypeVar
 
 import msgspec
 
-from tablepuppet.checked_file import DamagedFileError, read_checked, write_checked
 from tablepuppet.errors import ApprovalError, ConfigError, PartyError, PrivacyError
 from tablepuppet.party.ledger import Spend
 from tablepuppet.party.request import Declared
 from tablepuppet.runs.figures import number
 from tablepuppet.sql.plan import Scan, text_of
+from tablepuppet.store.files import DamagedFileError, read_checked, write_checked
 
 ASKED, DECIDED = "jobs_asked.json", "jobs_decided.json"
 RULE = "require_approval"

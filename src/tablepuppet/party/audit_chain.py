@@ -25,9 +25,8 @@ from typing import NamedTuple
 
 import msgspec
 
-from tablepuppet.checked_file import write_atomically
 from tablepuppet.errors import ConfigError
-from tablepuppet.privacy.private_file import read_private_file, write_new_file
+from tablepuppet.store.files import read_private_file, write_atomically, write_new_file
 
 SECRET, HEAD = "audit_secret", "audit_head"
 SECRET_BYTES = 32

@@ -12,7 +12,7 @@ import secrets
 from pathlib import Path
 
 from tablepuppet.errors import ConfigError
-from tablepuppet.privacy.private_file import read_private_file, write_new_file
+from tablepuppet.store.files import read_private_file, write_new_file
 
 FORMAT = "tablepuppet-blinding-key-1"
 SIZE = 32

@@ -18,8 +18,8 @@ from pathlib import Path
 
 import msgspec
 
-from tablepuppet.checked_file import DamagedFileError, read_bare, read_facts, write_facts
 from tablepuppet.errors import ConfigError, PartyError
+from tablepuppet.store.files import DamagedFileError, read_bare, read_facts, write_facts
 
 FILE = "used.json"
 _Used = dict[str, dict[str, dict[str, list[str]]]]  # kind -> caller -> table -> hashes

@@ -13,8 +13,8 @@ import pyarrow as pa
 import pyarrow.csv as pa_csv
 import pyarrow.parquet as pa_parquet
 
-from tablepuppet.checked_file import sync_folder
 from tablepuppet.errors import PartyError
+from tablepuppet.store.files import sync_folder
 
 SUFFIXES = (".parquet", ".csv")
 _MARK = b"tablepuppet.run"

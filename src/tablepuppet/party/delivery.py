@@ -20,7 +20,6 @@ import pyarrow as pa
 from msgspec import Meta
 from numpy.typing import NDArray
 
-from tablepuppet.checked_file import DamagedFileError, read_checked, write_checked
 from tablepuppet.errors import ConfigError, PartyError
 from tablepuppet.party.beside import columns_beside
 from tablepuppet.party.database import Database
@@ -28,6 +27,7 @@ from tablepuppet.party.databases.delivering import replace_rows
 from tablepuppet.party.delivered_file import SUFFIXES, check_place, replace_file
 from tablepuppet.party.grant import refusal
 from tablepuppet.party.snapshot import Snapshot
+from tablepuppet.store.files import DamagedFileError, read_checked, write_checked
 
 RULE = "predictions"
 RUN = "run"

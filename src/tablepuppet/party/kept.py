@@ -20,12 +20,12 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from tablepuppet.checked_file import DamagedFileError, read_checked, sync_folder, write_checked
 from tablepuppet.errors import PartyError
 from tablepuppet.party.arguments import one_of
 from tablepuppet.party.metrics import OTHER
 from tablepuppet.party.origins import Origins, Reached
 from tablepuppet.sql.plan import Scan
+from tablepuppet.store.files import DamagedFileError, read_checked, sync_folder, write_checked
 
 FOLDER = "models"
 Family = TypeVar("Family", bound=msgspec.Struct)

@@ -24,20 +24,21 @@ from pathlib import Path
 
 import msgspec
 
-from tablepuppet.checked_file import (
-    DamagedFileError,
-    read_bare,
-    read_checked,
-    sealed,
-    sync_folder,
-    unsealed,
-    write_checked,
-)
 from tablepuppet.errors import ConfigError, PartyError
 from tablepuppet.party import approval, audit_chain, counters, delivery, kept, ledger
 from tablepuppet.party.counters import Counters
 from tablepuppet.party.ledger import Ledger, charges, copy_of_ledger
-from tablepuppet.privacy.private_file import read_private_file, write_new_file
+from tablepuppet.store.files import (
+    DamagedFileError,
+    read_bare,
+    read_checked,
+    read_private_file,
+    sealed,
+    sync_folder,
+    unsealed,
+    write_checked,
+    write_new_file,
+)
 
 SECRET, SESSIONS = "row_secret", "sessions"
 SECRET_BYTES = 32

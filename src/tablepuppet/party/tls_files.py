@@ -13,7 +13,7 @@ from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat,
 from tablepuppet.errors import ConfigError
 from tablepuppet.party.config import TlsPaths
 from tablepuppet.privacy.certificates import Role, identity, roles_of
-from tablepuppet.privacy.private_file import read_private_file
+from tablepuppet.store.files import read_private_file
 
 SOON = 30  # days before the end of a certificate from which on it is warned of
 

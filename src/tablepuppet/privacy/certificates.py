@@ -23,7 +23,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from tablepuppet.errors import ConfigError
-from tablepuppet.privacy.private_file import read_private_file, write_new_file
+from tablepuppet.store.files import read_private_file, write_new_file
 
 CA = "ca"
 CA_DAYS = 3650

@@ -26,11 +26,11 @@ from typing import Any
 
 import msgspec
 
-from tablepuppet.checked_file import DamagedFileError, read_checked, write_checked
 from tablepuppet.errors import PartyError
 from tablepuppet.party.kept import file_name
 from tablepuppet.party.metrics import OTHER
 from tablepuppet.party.request import Request
+from tablepuppet.store.files import DamagedFileError, read_checked, write_checked
 from tablepuppet.wire.codec import Encoded, encode
 from tablepuppet.wire.message_file import damaged, pieces, read_message, size_of
 from tablepuppet.wire.protocol import VersionError, read_request, request_message

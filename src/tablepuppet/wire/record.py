@@ -19,10 +19,10 @@ from dataclasses import replace
 from io import BufferedReader, FileIO
 from pathlib import Path
 
-from tablepuppet.checked_file import DamagedFileError, read_checked, read_facts, write_checked, write_facts
 from tablepuppet.errors import ConfigError, LearnError
 from tablepuppet.party.openings import StaleNonceError
 from tablepuppet.party.request import Reply, Request
+from tablepuppet.store.files import DamagedFileError, read_checked, read_facts, write_checked, write_facts
 from tablepuppet.wire.codec import Encoded, encode
 from tablepuppet.wire.message_file import pieces, read_message, size_of
 from tablepuppet.wire.protocol import LostError, error_message, read_reply, reply_message, request_message

@@ -14,7 +14,6 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterable
-from io import BytesIO
 from pathlib import Path
 from typing import Any
 
@@ -22,8 +21,8 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from tablepuppet.algebra.array import LazyArray
-from tablepuppet.checked_file import DamagedFileError, read_checked, write_checked
 from tablepuppet.errors import LearnError
+from tablepuppet.store.files import DamagedFileError, arrays_of, npz, read_checked, write_checked
 
 ABOUT, PLAN, CELLS = "about", "plan", "cells"  # what the state is of, where tables computed, X.T @ r
 PRECISION = 1e-12  # of sums over many rows, for each unit of a column's norm; on the wire it may be less
@@ -53,8 +52,7 @@ class Progress:
         if self._file is None or not self._file.exists():
             return {}
         try:
-            with np.load(BytesIO(read_checked(self._file)), allow_pickle=False) as found:
-                state = dict(found)
+            state = arrays_of(read_checked(self._file))
             about, plan = (json.loads(str(state.pop(name))) for name in (ABOUT, PLAN))
             cells = state.pop(CELLS)
         except (OSError, DamagedFileError, ValueError, LookupError) as error:
@@ -86,9 +84,7 @@ class Progress:
         everything: dict[str, Any] = {ABOUT: about, PLAN: plan, CELLS: self._cells.read(), **state}
         try:
             self._file.parent.mkdir(parents=True, exist_ok=True)
-            content = BytesIO()
-            np.savez(content, **everything)
-            write_checked(self._file, content.getvalue())
+            write_checked(self._file, npz(everything))
         except OSError as error:
             raise LearnError(
                 f"the folder {str(self._file.parent)!r} cannot be written ({error.strerror}); name another one"

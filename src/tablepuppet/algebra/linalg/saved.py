@@ -1,55 +1,30 @@
-"""Models of `tp.linalg` as folders: ``linalg.json``, ``arrays.npz`` and ``secrets.json``.
+"""Models of `tp.linalg`, and what is written of them into a folder, as of learners (`store/models.py`).
 
 A model is a frozen dataclass of numbers, texts, arrays, and the preparation of its columns. Nothing in a folder is
-executed when it is read. ``secrets.json`` contains the secret under which categories are blinded, for databases that
-were opened in this process, as for learners.
+executed when it is read.
 """
 
 from __future__ import annotations
 
-import json
-import os
-import secrets
-import shutil
-from collections.abc import Mapping
 from dataclasses import fields
 from itertools import islice
 from pathlib import Path
 from typing import Any, Self
 
 import numpy as np
-from numpy.typing import NDArray
 
 from tablepuppet.algebra.functions import Function
 from tablepuppet.algebra.linalg.estimates import Estimates
 from tablepuppet.algebra.preparation import Preparation
 from tablepuppet.algebra.recipes import Recipe
-from tablepuppet.errors import ConfigError, LearnError, NotPickledError
-from tablepuppet.prep.encode.encoding_file import (
-    adopt_category_secrets,
-    category_secrets,
-    encoding_arrays,
-    encoding_facts,
-    read_encoding,
-)
+from tablepuppet.errors import LearnError, NotPickledError
 from tablepuppet.runs.figures import setting_text
-from tablepuppet.runs.saved_files import (
-    ARRAYS,
-    SECRETS,
-    damage_explained,
-    read_content,
-    read_facts,
-    save_errors,
-    sealed,
-)
 from tablepuppet.runs.table_view import NamedNumbers
 from tablepuppet.spelling import hides
-from tablepuppet.wire.engine import Engine
+from tablepuppet.store.models import Arrays, Facts, Saved, save
+from tablepuppet.store.parts import Held
 
-FORMAT = 3
-FACTS = "linalg.json"
 MOST_SHOWN = 10  # numbers of a list where a model is printed
-Facts = dict[str, Any]
 
 
 @hides("preparation")
@@ -77,24 +52,11 @@ class LinalgModel:
 
     def save(self, path: str | Path) -> Self:
         """Write the model into a folder, which `tp.load` reads; an existing model is replaced."""
-        place = Path(path)
-        if place.exists() and not is_saved(place) and (place.is_file() or any(place.iterdir())):
-            raise ConfigError(f"{str(place)!r} exists and is no saved model of tp.linalg; choose another name")
-        arrays: dict[str, NDArray[Any]] = {}
-        facts = {"format": FORMAT, "model": _written(self, arrays)}
-        draft = place.with_name(f".{place.name}.{secrets.token_hex(4)}")
-        with save_errors(place):
-            place.parent.mkdir(parents=True, exist_ok=True)
-            draft.mkdir()
-            np.savez(draft / ARRAYS, **arrays)  # type: ignore[arg-type]
-            with open(os.open(draft / SECRETS, os.O_WRONLY | os.O_CREAT, 0o600), "w", encoding="utf-8") as stream:
-                json.dump(category_secrets(self.preparation.encoding, self.preparation.engine), stream)
-            (draft / FACTS).write_text(sealed(facts, draft, str), encoding="utf-8")
-            before = draft.with_name(f"{draft.name}.old")
-            if place.exists():
-                place.rename(before)
-            draft.rename(place)
-            shutil.rmtree(before, ignore_errors=True)
+        if self.preparation.encoding.private:
+            raise LearnError("a matrix with noise has no models of tp.linalg")
+        arrays: Arrays = {}
+        facts: Facts = {"model": _written(self, arrays)}
+        save(path, Held({}), self.preparation.encoding, self.preparation.engine, lambda: (facts, arrays))
         return self
 
 
@@ -114,28 +76,15 @@ def _brief(value: Any) -> str:
     return repr(value)
 
 
-def is_saved(path: str | Path) -> bool:
-    """Whether a folder holds a model of `tp.linalg`."""
-    return (Path(path) / FACTS).is_file()
-
-
-def load(path: str | Path, engine: Engine) -> Any:
-    """The model in a folder, to predict over relations of a federation.
-
-    Raises ConfigError if it cannot be read.
-    """
-    place = Path(path)
-    facts = read_facts(place / FACTS, FORMAT)
-    arrays, known = read_content(place, facts)
-    with damage_explained(place / FACTS):
-        model = _read(facts["model"], arrays, engine)
-        if not isinstance(model, LinalgModel):
-            raise TypeError("no model")
-        adopt_category_secrets(model.preparation.encoding, known, engine)
+def restored(saved: Saved) -> Any:
+    """The model that was saved."""
+    model = _read(saved.facts["model"], saved)
+    if not isinstance(model, LinalgModel):
+        raise TypeError("no model")
     return model
 
 
-def _written(value: Any, arrays: dict[str, NDArray[Any]]) -> Any:
+def _written(value: Any, arrays: Arrays) -> Any:
     """A value as JSON; arrays are collected separately."""
     if isinstance(value, np.ndarray):
         if value.dtype.kind == "O":
@@ -158,46 +107,42 @@ def _written(value: Any, arrays: dict[str, NDArray[Any]]) -> Any:
     return value.item() if isinstance(value, np.generic) else value
 
 
-def _read(value: Any, arrays: Mapping[str, NDArray[Any]], engine: Engine) -> Any:
+def _read(value: Any, saved: Saved) -> Any:
     """What `_written` wrote."""
     if isinstance(value, list):
-        return [_read(each, arrays, engine) for each in value]
+        return [_read(each, saved) for each in value]
     if not isinstance(value, dict):
         return value
     kind = value["kind"]
     if kind == "array":
-        return arrays[value["name"]]
+        return saved.arrays[value["name"]]
     if kind == "texts":
         found = np.empty(len(value["values"]), object)
         found[:] = value["values"]
         return found
     if kind == "named":
-        numbers = _read(value["values"], arrays, engine)
+        numbers = _read(value["values"], saved)
         listed = numbers.tolist() if numbers.ndim == 1 else numbers
         return NamedNumbers(dict(zip(value["names"], listed, strict=True)), value["heads"])
     if kind == "preparation":
-        return _read_preparation(value, arrays, engine)
+        return _read_preparation(value, saved)
     made = Estimates if kind == "Estimates" else LinalgModel._kinds[kind]
-    return made(**{name: _read(each, arrays, engine) for name, each in value["fields"].items()})
+    return made(**{name: _read(each, saved) for name, each in value["fields"].items()})
 
 
-def _preparation(given: Preparation, arrays: dict[str, NDArray[Any]]) -> Facts:
-    encoding, recipe = given.encoding, given.recipe
-    if encoding.private:
-        raise LearnError("a matrix with noise has no models of tp.linalg")
-    arrays |= encoding_arrays(encoding)
+def _preparation(given: Preparation, arrays: Arrays) -> Facts:
+    recipe = given.recipe
     made = {name: _written(getattr(recipe, name), arrays) for name in ("places", "scale", "shift")}
     if recipe.function is not None:
         made["steps"] = [list(step) for step in recipe.function.steps]
         made["constants"] = _written(recipe.function.constants, arrays)
-    return {"kind": "preparation", "encoding": encoding_facts(encoding), "recipe": made}
+    return {"kind": "preparation", "recipe": made}
 
 
-def _read_preparation(facts: Facts, arrays: Mapping[str, NDArray[Any]], engine: Engine) -> Preparation:
-    encoding = read_encoding(facts["encoding"], arrays)
+def _read_preparation(facts: Facts, saved: Saved) -> Preparation:
     made, function = facts["recipe"], None
     if "steps" in made:
         steps = tuple((name, left, right) for name, left, right in made["steps"])
-        function = Function(steps, _read(made["constants"], arrays, engine))
-    places, scale, shift = (_read(made[name], arrays, engine) for name in ("places", "scale", "shift"))
-    return Preparation(encoding, engine, Recipe(places, function, scale, shift))
+        function = Function(steps, _read(made["constants"], saved))
+    places, scale, shift = (_read(made[name], saved) for name in ("places", "scale", "shift"))
+    return Preparation(saved.encoding, saved.engine, Recipe(places, function, scale, shift))

@@ -4,7 +4,6 @@ Every module of this folder is loaded, so that a class in it that is decorated w
 loaded from folders.
 """
 
-import shutil
 from importlib import import_module
 from pathlib import Path
 from pkgutil import iter_modules
@@ -13,9 +12,10 @@ from typing import Any
 from tablepuppet.algebra.linalg import saved
 from tablepuppet.errors import ConfigError
 from tablepuppet.learn import party_ops
+from tablepuppet.learn.learners.estimator import restored
 from tablepuppet.learn.registry import LEARNERS
-from tablepuppet.learn.store import model_file
-from tablepuppet.learn.store.fitted import Connected
+from tablepuppet.store import models
+from tablepuppet.store.models import Connected
 
 OPS = party_ops.MODULES  # registered, for parties in this process
 MODULES = tuple(import_module(f"{__name__}.{found.name}") for found in iter_modules(__path__))
@@ -28,9 +28,9 @@ def load(path: str | Path, federation: Connected) -> Any:
     Raises LearnError if a party is missing, or no longer keeps its part of the model.
     """
     _check(path, federation, "load")
-    if saved.is_saved(path):
-        return saved.load(path, federation.engine)
-    return model_file.load(path, federation)
+    found = models.read(path, federation.engine)
+    with found.adopted():
+        return restored(found, federation.wire) if "learner" in found.facts else saved.restored(found)
 
 
 def forget(path: str | Path, federation: Connected) -> None:
@@ -39,10 +39,7 @@ def forget(path: str | Path, federation: Connected) -> None:
     Raises PartyError, and changes nothing here, if one of them cannot be reached.
     """
     _check(path, federation, "forget")
-    if saved.is_saved(path):  # parties keep nothing of it
-        shutil.rmtree(path)
-    else:
-        model_file.forget(path, federation)
+    models.forget(path, federation.engine)
 
 
 def _check(path: object, federation: object, verb: str) -> None:

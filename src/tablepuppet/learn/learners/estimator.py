@@ -8,22 +8,25 @@ encoder. Learners of a label are in learner.py.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, Self
 
+import msgspec
+from numpy.typing import NDArray
 from sklearn.base import BaseEstimator
 
 from tablepuppet.errors import ConfigError, LearnError, NotPickledError, PrivacyError
 from tablepuppet.learn.learners.not_fitted import check_fitted
-from tablepuppet.learn.private.promise import Uses, check_demanded, check_supported, promised
+from tablepuppet.learn.private.feature_promise import FeaturePromise
+from tablepuppet.learn.private.promise import Uses, check_demanded, check_supported, promised, reported
+from tablepuppet.learn.private.report import PrivacyReport
+from tablepuppet.learn.private.round_promises import read_promise
+from tablepuppet.learn.registry import LEARNERS
 from tablepuppet.learn.settings import CALLBACKS, WHOLE, Configured, Kind, setting
-from tablepuppet.learn.store.fitted import Fitted
-from tablepuppet.learn.store.model_file import save
-from tablepuppet.learn.tables.stored import Storable
 from tablepuppet.prep.encode.encode import Encoding, encoder_names
 from tablepuppet.privacy.settings import Privacy
 from tablepuppet.relation import Relation
@@ -32,6 +35,9 @@ from tablepuppet.runs.events import Kind as EventKind
 from tablepuppet.spelling import attributes_explained, names_checked, shows
 from tablepuppet.sql.plan import Plan
 from tablepuppet.sql.types import Family, family
+from tablepuppet.store.models import Saved, save
+from tablepuppet.store.parts import Held, Storable, Stored
+from tablepuppet.wire.engine import Engine
 
 DRAWN = "best_round_ classes_ converged_ intercept_ n_features_in_ parties_ solver_ stopped_".split()
 
@@ -70,8 +76,20 @@ PRIVACY = Kind("a `tp.Privacy` or None", lambda _: True, _write_privacy, _read_p
 
 @shows("evaluate", "fit", "get_params", "plot", "predict", "predict_proba", "save", "set_params", "transform")
 @attributes_explained(ELSEWHERE)
-class Estimator(Configured, Fitted, BaseEstimator, ABC):  # type: ignore[misc]
+class Estimator(Configured, BaseEstimator, ABC):  # type: ignore[misc]
     """Learns from a relation."""
+
+    encoding_: Encoding
+    n_features_in_: int
+    parties_: tuple[str, ...]
+    privacy_: PrivacyReport
+    _model: Storable
+    _engine: Engine
+    _relation: Relation
+    _relation_columns: Sequence[tuple[str, str, str]]  # alias, name, type
+    _uses: Uses
+    _promise: FeaturePromise | None = None  # None without feature privacy
+    _category_names: dict[str, list[str | None]] | None = None
 
     seed: int = setting(default=0, kind=WHOLE, help="of first parameters and the order of batches")
     privacy: Privacy | None = setting(
@@ -211,7 +229,43 @@ class Estimator(Configured, Fitted, BaseEstimator, ABC):  # type: ignore[misc]
     def save(self, path: str | Path) -> None:
         """Write the model as a folder; `tablepuppet.load` reads it."""
         check_fitted(self)
-        save(self, path)
+        name = type(self).__name__
+        registered = LEARNERS.get(name)
+        if registered is not type(self):
+            if registered is not None and registered.__module__ == type(self).__module__:
+                raise LearnError(f"{name} was defined again since it was fitted: fit it again")
+            raise LearnError(
+                f"{name} could not be loaded again: decorate the class with @learner (tablepuppet.learn.registry)"
+            )
+        save(path, self._model, self.encoding_, self._engine, lambda: (self._facts(), self.arrays()))
+
+    def _facts(self) -> dict[str, Any]:
+        return {
+            "learner": type(self).__name__,
+            "settings": self.plain_settings(),
+            "columns": self._relation_columns,
+            "parties": self.parties_,
+            "own": self.facts(),
+            "category_names": self.categories_,
+            "promise": self.privacy_,
+            "uses": asdict(self._uses),
+            "spent": None if self._promise is None else self._promise.to_keep(),
+        }
+
+    def facts(self) -> dict[str, Any]:
+        """What is saved in addition to settings, encoders and parameters, as JSON values."""
+        return {}
+
+    def arrays(self) -> dict[str, NDArray[Any]]:
+        """Arrays that are saved in addition to parameters."""
+        return {}
+
+    def restore(self, facts: Mapping[str, Any], arrays: Mapping[str, NDArray[Any]]) -> None:
+        """Restore `facts` and `arrays` when a model is loaded."""
+
+    def saved(self, stored: Stored, engine: Engine, wire: str) -> Storable:
+        """The parameters of a loaded model; by default those that the coordinator holds."""
+        return Held(stored.thetas)
 
     def _get_fitted_attr_html(self, doc_link: str = "") -> Any:
         """The fitted attributes that scikit-learn shows in a notebook: only those stored in this process.
@@ -235,3 +289,24 @@ def need_relation(relation: object, verb: str) -> None:
             f"{verb} takes a relation, as fed.sql(...) makes one, not {type(relation).__name__}: the rows stay in "
             "their databases"
         )
+
+
+def restored(saved: Saved, wire: str) -> Estimator:
+    """The learner that was saved, ready to predict over relations of its federation."""
+    facts, name = saved.facts, str(saved.facts["learner"])
+    if name not in LEARNERS:
+        raise LearnError(
+            f"the model is a {name}, which is no learner of this version of tablepuppet: import the module "
+            "that has the class, or install the version that saved it"
+        )
+    learner: Estimator = LEARNERS[name].of_plain(facts["settings"])
+    learner.encoding_, learner._engine = saved.encoding, saved.engine
+    learner._relation_columns = [(alias, name, type_) for alias, name, type_ in facts["columns"]]
+    learner.n_features_in_, learner.parties_ = len(facts["columns"]), tuple(facts["parties"])
+    learner._promise = None if facts["spent"] is None else read_promise(facts["spent"])
+    learner._uses = msgspec.convert(facts["uses"], Uses)
+    learner.privacy_ = reported(facts["promise"], learner._uses, learner.privacy, learner._promise)
+    learner._category_names = facts["category_names"]
+    learner.restore(facts["own"], saved.arrays)
+    learner._model = learner.saved(saved.stored, saved.engine, wire)
+    return learner

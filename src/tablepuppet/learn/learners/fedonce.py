@@ -43,11 +43,11 @@ from tablepuppet.learn.split.nat import NatSettings
 from tablepuppet.learn.split.noisy_once import NoisyOnce
 from tablepuppet.learn.split.once import AVERAGINGS, Guests, OnceModel
 from tablepuppet.learn.split.top import SideBySide, Top
-from tablepuppet.learn.tables.stored import Stored
 from tablepuppet.party.arguments import Some, described, fits
 from tablepuppet.privacy.settings import Privacy
 from tablepuppet.relation import Relation
 from tablepuppet.sql.plan import Plan
+from tablepuppet.store.parts import Stored
 from tablepuppet.wire.engine import Engine
 
 Array = NDArray[np.float64]

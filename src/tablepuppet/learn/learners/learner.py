@@ -43,7 +43,6 @@ from tablepuppet.learn.loss.named_metrics import check, measure
 from tablepuppet.learn.private.promise import promised
 from tablepuppet.learn.settings import COUNT, NUMBER, setting
 from tablepuppet.learn.tables.saved import SavedModel
-from tablepuppet.learn.tables.stored import Model, Stored
 from tablepuppet.learn.threads import one_thread
 from tablepuppet.mapping.joined_rows import JoinedRows
 from tablepuppet.operators.client import Client, Pending
@@ -54,6 +53,7 @@ from tablepuppet.runs.events import one_run
 from tablepuppet.runs.table_view import Records
 from tablepuppet.spelling import names_checked
 from tablepuppet.sql.query import OutputColumn
+from tablepuppet.store.parts import Model, Stored
 from tablepuppet.wire.engine import Engine
 
 if TYPE_CHECKING:

@@ -12,6 +12,7 @@ from tablepuppet.learn.learners.validation import Validation
 from tablepuppet.learn.loss.joined_loss import JoinedLoss
 from tablepuppet.learn.loss.units import label_deviation
 from tablepuppet.learn.noise.predictions import believed
+from tablepuppet.learn.private.feature_promise import FeaturePromise
 from tablepuppet.learn.private.sampled_model import SampledModel
 from tablepuppet.learn.private.usefulness import (
     LITTLE,
@@ -25,17 +26,21 @@ from tablepuppet.learn.private.usefulness import (
     prediction_noise_ratio,
     searched_directions,
 )
-from tablepuppet.learn.store.fitted import Fitted
+from tablepuppet.prep.encode.encode import Encoding
 from tablepuppet.privacy.settings import Privacy
 from tablepuppet.relation import Relation
 from tablepuppet.runs.events import Kind
+from tablepuppet.store.parts import Storable
 
 WEAK = "The noise is small beside what the rows show: the features themselves seem to say little about the label."
 
 
-class NoisyLearner(Fitted, Protocol):
+class NoisyLearner(Protocol):
     """A learner that was fitted with noise."""
 
+    encoding_: Encoding
+    _model: Storable
+    _promise: FeaturePromise | None
     label_correction: bool
     history_: list[dict[str, Any]]
     best_round_: int

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tablepuppet.errors import LearnError
-from tablepuppet.privacy.private_file import write_output_file
+from tablepuppet.store.files import write_output_file
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

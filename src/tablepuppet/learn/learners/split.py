@@ -39,10 +39,10 @@ from tablepuppet.learn.split.narrow import Narrow
 from tablepuppet.learn.split.top import SideBySide, Top
 from tablepuppet.learn.split.train import learn_by_batches
 from tablepuppet.learn.tables.network import need_torch
-from tablepuppet.learn.tables.stored import Stored
 from tablepuppet.party.arguments import one_of
 from tablepuppet.relation import Relation
 from tablepuppet.sql.plan import Plan
+from tablepuppet.store.parts import Stored
 from tablepuppet.wire.engine import Engine
 
 Array = NDArray[np.float64]

@@ -17,11 +17,11 @@ from numpy.typing import NDArray
 from tablepuppet.errors import LearnError, PrivacyError
 from tablepuppet.learn.loss.joined_loss import JoinedLoss
 from tablepuppet.learn.rounds import Round
-from tablepuppet.learn.tables.stored import Model
 from tablepuppet.mapping.joined_rows import SCORES, Block, JoinedRows
 from tablepuppet.operators.client import Client
 from tablepuppet.relation import Relation
 from tablepuppet.sql.query import OutputColumn
+from tablepuppet.store.parts import Model
 
 Array = NDArray[np.float64]
 

@@ -10,8 +10,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from tablepuppet.checked_file import DamagedFileError, read_facts, write_facts
 from tablepuppet.errors import LearnError
+from tablepuppet.store.files import DamagedFileError, read_facts, write_facts
 
 FILE = "search.json"
 FitKey = tuple[int, float, int]  # candidate, share of rows, fold

@@ -19,12 +19,12 @@ from tablepuppet.learn.tables.holders import Holders
 from tablepuppet.learn.tables.outputs import TableOutputs
 from tablepuppet.learn.tables.parameters import TableParameters
 from tablepuppet.learn.tables.saved import SavedParameters
-from tablepuppet.learn.tables.stored import Stored
 from tablepuppet.mapping.joined_rows import SCORES, Block, JoinedRows
 from tablepuppet.mapping.table_mapping import Floats
 from tablepuppet.operators.client import Client, Replies
 from tablepuppet.operators.lou import Instead
 from tablepuppet.prep.encode.encode import Encoding
+from tablepuppet.store.parts import Stored
 from tablepuppet.wire.engine import Engine
 
 Array = NDArray[np.float64]

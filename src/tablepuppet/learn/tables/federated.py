@@ -19,12 +19,12 @@ from tablepuppet.learn.tables.holders import Holders
 from tablepuppet.learn.tables.model import TableModel
 from tablepuppet.learn.tables.over_shards import ShardSums
 from tablepuppet.learn.tables.parameters import first_parameters
-from tablepuppet.learn.tables.stored import KeptNoise
 from tablepuppet.mapping.joined_rows import SCORES, Block, Column, JoinedRows
 from tablepuppet.mapping.table_mapping import Floats
 from tablepuppet.operators.client import Client
 from tablepuppet.operators.loj import LearningOverJoin
 from tablepuppet.prep.encode.encode import Encoding
+from tablepuppet.store.parts import KeptNoise
 
 Array = NDArray[np.float64]
 

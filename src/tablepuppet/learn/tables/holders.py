@@ -2,7 +2,7 @@
 
 If a table has one shard, its party holds the parameters; if it has several, the coordinator does (LoU). `Holders.step`
 takes a solver's step at all of them, so that no solver asks who holds what. The party's ops are in ops.py and
-shelf_ops.py.
+saved.py.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from tablepuppet.learn.tables.ops import restore_parameters
 from tablepuppet.learn.tables.outputs import TableOutputs, parties_of
 from tablepuppet.learn.tables.over_shards import OverShards, RowGradients, Stepped, Update
 from tablepuppet.learn.tables.parameters import TableParameters
-from tablepuppet.learn.tables.stored import KeepingParty, KeptNoise, Stored
 from tablepuppet.mapping.table_mapping import Floats, ShardRows
 from tablepuppet.operators.client import Client, Pending, Replies
 from tablepuppet.operators.lou import Instead, LearningOverUnion
 from tablepuppet.prep.encode.encode import Encoding
+from tablepuppet.store.parts import KeepingParty, KeptNoise, Stored
 
 Array = NDArray[np.float64]
 

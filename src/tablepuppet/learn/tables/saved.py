@@ -1,4 +1,7 @@
-"""A loaded model: the coordinator sends the parameters that it holds, and parties use those that they store."""
+"""How parties store the parameters of a table, and a loaded model: parties use what they store, the rest is sent.
+
+The op ``parts.store`` writes them into the party's ``state_dir``; for what becomes of them see `store/parts.py`.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +9,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable
 from typing import Any
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -14,13 +18,19 @@ from tablepuppet.learn.noise.plan import Noise
 from tablepuppet.learn.noise.predictions import calmed
 from tablepuppet.learn.specs import Spec
 from tablepuppet.learn.tables.outputs import parties_of
-from tablepuppet.learn.tables.stored import KeptNoise, Stored
+from tablepuppet.learn.tables.parameters import held_parameters
 from tablepuppet.mapping.joined_rows import SCORES
 from tablepuppet.operators.client import Client
 from tablepuppet.operators.loj import LearningOverJoin
 from tablepuppet.operators.lou import LearningOverUnion
 from tablepuppet.party.added_noise import PredictionNoise
-from tablepuppet.prep.encode.encode import Encoding
+from tablepuppet.party.arguments import Name
+from tablepuppet.party.kept import KeptCategories, KeptPart
+from tablepuppet.party.local_table import LocalTable
+from tablepuppet.party.ops import Values, op
+from tablepuppet.party.release import Release
+from tablepuppet.prep.encode.encode import EncodedShard, Encoding
+from tablepuppet.store.parts import ASKED, FINGERPRINT, KeptNoise, Stored
 from tablepuppet.wire.engine import Engine
 
 Array = NDArray[np.float64]
@@ -110,3 +120,26 @@ class SavedModel(SavedParameters):
 def _with_noise(noise: KeptNoise | None, alias: str) -> dict[str, Any]:
     """Predictions get noise as in the run that fitted the model."""
     return {} if noise is None else {"noise": PredictionNoise(noise.multiplier, noise.bounds[alias])}
+
+
+@op("parts.store", asked=ASKED, releases=Release.COUNTS, returns={"kept": FINGERPRINT})
+def store(table: LocalTable, view: str, model: str, saved: Name, part: Name, unit: float, encoding: str = "") -> Values:
+    """Store the party's parameters as ``part`` of the model that is saved as ``saved``.
+
+    With it go the digests of the categories that ``encoding`` encodes by: the owner can find out what codes mean.
+
+    Answers with a fingerprint, which is empty where nothing is kept. A request that was answered before writes nothing:
+    the part may be forgotten since.
+    """
+    if table.is_repeat or not table.shelf.keeps:
+        return {"kept": ""}
+    found = held_parameters(table, model)
+    theta = found.model.rescaled(found.theta, unit)
+    kept = KeptPart.of(saved, part, table.snapshot.scan, theta, found.model.spec)
+    built = table.state.get(f"{view}/{encoding}")
+    if isinstance(built, EncodedShard):
+        named = tuple(
+            KeptCategories(each.column, each.family, each.digests.tobytes()) for each in built.data.empty.known
+        )
+        kept = msgspec.structs.replace(kept, encoding=encoding, categories=named)
+    return {"kept": table.shelf.put(kept)}

@@ -23,9 +23,9 @@ from tablepuppet.prep.explore.describe import Description
 from tablepuppet.prep.explore.histograms import Histogram
 from tablepuppet.prep.explore.noisy_describe import NoisyDescription
 from tablepuppet.prep.explore.statistics_promise import Spent
-from tablepuppet.privacy.private_file import write_output_file
 from tablepuppet.runs.figures import NOT_APPLICABLE, UNKNOWN, WITHHELD, fixed
 from tablepuppet.runs.table_view import ShownAsTable, TableView
+from tablepuppet.store.files import write_output_file
 
 WIDTH, HEIGHT, LINE, LETTER = 300, 90, 16, 6  # of a drawing, of a line in it, and of a letter
 FEW_VALUES = 12  # that have a line each

@@ -14,10 +14,10 @@ import pyarrow as pa
 import pytest
 
 import tablepuppet as tp
-from tablepuppet.checked_file import read_facts, write_facts
 from tablepuppet.federation import PartyEntry
-from tablepuppet.prep.encode.encoding_file import SECRET
-from tablepuppet.runs.saved_files import sealed
+from tablepuppet.store.files import read_facts, write_facts
+from tablepuppet.store.folder import FORMAT, sealed
+from tablepuppet.store.models import SECRET
 from tests.learn.materialised import ALL, JOIN, learner, predictions, shop
 from tests.relations import write_party
 
@@ -115,6 +115,17 @@ def test_saving_over_a_model(urls: dict[str, str], tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["model"]  # nothing left behind
 
 
+def test_models_of_this_format(urls: dict[str, str], tmp_path: Path) -> None:
+    """Models that were saved with the same number of the format are loaded: a fact more or less needs another."""
+    tp.LinearRegression(rounds=2).fit(relation_of(opened(urls), "paid")).save(tmp_path / "model")
+    facts = read_facts(tmp_path / "model" / "model.json")
+    assert FORMAT == facts.pop("format") == 8
+    assert set(facts) == {
+        "learner", "settings", "columns", "parties", "own", "category_names", "promise", "uses", "spent", "saved",
+        "part", "kept", "noise", "encoding", "content", "files",
+    }  # fmt: skip
+
+
 def test_not_over_something_else(urls: dict[str, str], tmp_path: Path) -> None:
     """A folder or file that is no model is left as it is."""
     model = tp.LinearRegression().fit(relation_of(opened(urls), "paid"))
@@ -179,7 +190,7 @@ def test_who_keeps_it_is_in_the_folder(urls: dict[str, str], tmp_path: Path, nam
     path = tmp_path / "model" / "model.json"
     facts = json.loads(path.read_text())
     del facts["digest"], facts[name]
-    path.write_text(sealed(facts | ({name: None} if null else {}), path.parent / facts["content"], str))
+    path.write_text(sealed(facts | ({name: None} if null else {}), path.parent / facts["content"]))
     with pytest.raises(tp.ConfigError, match=r"model\.json' is damaged"):
         tp.load(tmp_path / "model", fed)
 
@@ -204,7 +215,7 @@ def test_a_folder_that_somebody_made_up(
     inside = path.parent / written["content"]
     if secrets is not None:
         (inside / "secrets.json").write_text(json.dumps(secrets))
-    path.write_text(sealed(written | facts, inside, str))
+    path.write_text(sealed(written | facts, inside))
     with pytest.raises(tp.ConfigError, match="is damaged"):
         tp.load(tmp_path / "model", fed)
     tp.forget(tmp_path / "model", fed)

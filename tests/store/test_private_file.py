@@ -8,9 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from tablepuppet.checked_file import write_atomically
 from tablepuppet.errors import ConfigError
-from tablepuppet.privacy.private_file import read_private_file, write_new_file, write_output_file
+from tablepuppet.store.files import read_private_file, write_atomically, write_new_file, write_output_file
 
 
 @pytest.mark.parametrize("mask", [0o000, 0o022, 0o377])

@@ -1,8 +1,9 @@
 """Files that this package writes and reads back: whole or not at all, on disk, each with a digest of its content.
 
 Comes in: a path, and bytes or facts (JSON). Goes out: what was written, bit for bit, or a `DamagedFileError` that names
-the file. A digest finds damage of disks and copies, not an attacker, who would write it anew. Files that grow are lists
-of messages with a checksum each (`wire/message_file.py`); the ledger is a database with a seal of all its rows
+the file. A digest finds damage of disks and copies, not an attacker, who would write it anew. Below are files that hold
+a secret, which only their owner may read and no error shows, and files that a user named. Files that grow are lists of
+messages with a checksum each (`wire/message_file.py`); the ledger is a database with a seal of all its rows
 (`party/sealed_rows.py`). No other module reads what a party or a coordinator wrote: a test looks for it.
 """
 
@@ -10,11 +11,17 @@ from __future__ import annotations
 
 import json
 import os
+import stat
+import tempfile
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from hashlib import sha256
+from io import BytesIO
 from pathlib import Path
 from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
 
 from tablepuppet.errors import ConfigError
 
@@ -93,6 +100,19 @@ def _digest(facts: Any) -> str:
     return sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
 
 
+def npz(arrays: Mapping[str, Any]) -> bytes:
+    """Arrays by name as the content of a file."""
+    content = BytesIO()
+    np.savez(content, **arrays)
+    return content.getvalue()
+
+
+def arrays_of(content: bytes) -> dict[str, NDArray[Any]]:
+    """What `npz` made; raises many kinds of errors for anything else."""
+    with np.load(BytesIO(content), allow_pickle=False) as stored:
+        return dict(stored)
+
+
 def write_atomically(path: Path, data: bytes, mode: int = 0o600) -> None:
     """Replace a file, or create it: whoever reads it finds the old content or the new one, and it is on disk.
 
@@ -119,3 +139,54 @@ def sync_folder(folder: Path) -> None:
         os.fsync(handle)
     finally:
         os.close(handle)
+
+
+def write_new_file(path: Path, data: bytes, what: str, *, mode: int = 0o600) -> None:
+    """Write a file whole or not at all; one that exists is kept and refused."""
+    try:
+        if not path.parent.exists():
+            path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        with tempfile.NamedTemporaryFile(dir=path.parent, prefix=".new-") as draft:  # made with mode 0600
+            draft.write(data)
+            draft.flush()
+            os.fchmod(draft.fileno(), mode)
+            os.fsync(draft.fileno())
+            os.link(draft.name, path)  # unlike a rename, it never replaces
+    except FileExistsError as error:
+        raise ConfigError(f"{what} {str(path)!r} exists and is kept: choose another path or move it away") from error
+    except OSError as error:
+        raise ConfigError(f"cannot write {what} {str(path)!r}: {error.strerror}") from error
+
+
+def read_private_file(path: Path, what: str) -> bytes:
+    """The content of a file that only its owner may read; `ConfigError` for any other."""
+    try:
+        with open(path, "rb", opener=_open_at_once) as file:
+            _check_mode(os.fstat(file.fileno()).st_mode, path, what)
+            return file.read()
+    except FileNotFoundError as error:
+        raise ConfigError(f"{what} {str(path)!r} does not exist") from error
+    except OSError as error:
+        raise ConfigError(f"cannot read {what} {str(path)!r}: {error.strerror}") from error
+
+
+def _open_at_once(path: str, flags: int) -> int:
+    return os.open(path, flags | os.O_NONBLOCK)  # a pipe without a writer must not hang us
+
+
+def _check_mode(mode: int, path: Path, what: str) -> None:
+    if not stat.S_ISREG(mode):
+        raise ConfigError(f"{what} {str(path)!r} is not a file")
+    if mode & 0o077:
+        raise ConfigError(
+            f"{what} {str(path)!r} is open to other users (mode {stat.S_IMODE(mode):o}): run chmod 600 on it"
+        )
+
+
+def write_output_file(path: Path, data: bytes) -> None:
+    """Write a file that a user named, whole or not at all; a pipe is written as it comes. Raises OSError."""
+    place = path.resolve()  # a link stays one
+    if place.exists() and not place.is_file():
+        place.write_bytes(data)
+    else:
+        write_atomically(place, data, 0o666)

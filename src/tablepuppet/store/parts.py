@@ -1,7 +1,8 @@
-"""Where the parameters of a saved model are: with the coordinator, or with parties elsewhere that store their own.
+"""The parameters of a saved model that parties elsewhere keep, each its own: who keeps what, and the ops that ask them.
 
-The coordinator's half of the ops named ``parts`` (shelf_ops.py). Parts on shelves belong to no relation, so parties are
-asked in a session of their own, without tables.
+A party has a shelf for each caller (`party/kept.py`), onto which it puts a part when a model is saved (``parts.store``,
+beside the parameters themselves: `learn/tables/saved.py`); predictions in later sessions read it from there. Parts
+belong to no relation, so parties are asked in a session of their own, without tables.
 """
 
 from __future__ import annotations
@@ -11,18 +12,25 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from tablepuppet.errors import LearnError, PartyError, TablePuppetError
+from tablepuppet.errors import LearnError, PartyError, PrivacyError, TablePuppetError
 from tablepuppet.operators.client import Client
-from tablepuppet.party.ops import find_op
+from tablepuppet.party.arguments import Name, NoName
+from tablepuppet.party.kept import WatchedShelf
+from tablepuppet.party.ops import Values, find_op, op
+from tablepuppet.party.origins import are_noisy
+from tablepuppet.party.release import Release
 from tablepuppet.party.reply_check import check_reply
 from tablepuppet.party.request import Request, Step
-from tablepuppet.party.returns import Asked
+from tablepuppet.party.returns import EACH, THETA, Asked, ByName, Word
 from tablepuppet.wire.engine import Engine, call_all
 
 Array = NDArray[np.float64]
+ASKED = "validation, `save`, `tp.load`, `tp.forget`"
+FINGERPRINT = Word(r"(?:[0-9a-f]{64})?")  # of what is kept; empty if nothing is
 
 
 @dataclass(frozen=True)
@@ -219,3 +227,44 @@ def ask_shelves(engine: Engine, parties: Iterable[str], step: Step) -> dict[str,
     for party, reply in zip(listed, replies, strict=True):
         check_reply(party, "saved models", step.op, find_op(step.op).returns, reply[1], Asked(step.arguments))
     return {party: reply[1] for party, reply in zip(listed, replies, strict=True)}
+
+
+# The party's half
+
+
+@op("parts.check", asked=ASKED, releases=Release.COUNTS, on_shelf=True, returns={"kept": ByName(FINGERPRINT)})
+def check(shelf: WatchedShelf, part: Name) -> Values:
+    """Fingerprints of a part by table."""
+    return {"kept": {kept.scan.alias: fingerprint for kept, fingerprint in shelf.all(part)}}
+
+
+@op("parts.copy", asked=ASKED, releases=Release.COUNTS, on_shelf=True, returns={"kept": ByName(FINGERPRINT)})
+def copy(shelf: WatchedShelf, part: Name, saved: Name, to: Name) -> Values:
+    """Store a copy of a part under another name."""
+    for kept, _ in shelf.all(part):
+        shelf.put(msgspec.structs.replace(kept, model=saved, part=to))
+    return check(shelf, to)
+
+
+@op("parts.settle", asked=ASKED, releases=Release.COUNTS, on_shelf=True, returns={})
+def settle(shelf: WatchedShelf, saved: Name, keep: Name | NoName) -> Values:
+    """Delete all parts of a saved model except one; "": delete all."""
+    shelf.keep_only(saved, keep)
+    return {}
+
+
+@op(
+    "parts.parameters",
+    asked=ASKED,
+    releases=Release.PARAMETERS,
+    private=("noisy",),
+    on_shelf=True,
+    returns={EACH: THETA},
+)
+def parameters(shelf: WatchedShelf, part: str, noisy: bool = False) -> Values:
+    """The parameters of a part, by table; ``noisy``: made from noisy sums only, and nothing more is spent."""
+    found = [kept for kept, _ in shelf.all(part)]
+    for kept in found if noisy else ():
+        if not are_noisy(kept.origins):
+            raise PrivacyError(f"party {kept.scan.party!r}: this model was not learned with noise", rule="require_dp")
+    return {kept.scan.alias: kept.theta for kept in found}

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 import tablepuppet
-from tablepuppet.checked_file import (
+from tablepuppet.store.files import (
     DamagedFileError,
     read_bare,
     read_checked,
@@ -71,19 +71,15 @@ def test_a_file_beside_its_digest(tmp_path: Path) -> None:
 
 READERS = {"np.load", "np.memmap", "np.fromfile", "os.open", "tarfile.open", "sqlite3.connect", "open", "FileIO"}
 ELSEWHERE = {
-    "checked_file.py": "the mechanism for files that are written whole",
+    "store/files.py": "the mechanism for files that are written whole",
     "wire/message_file.py": "the mechanism for files that grow: a checksum for each message",
     "wire/journal.py": "opens files for `message_file`",
     "wire/record.py": "opens files for `message_file`",
     "party/ledger.py": "rows are sealed: `sealed_rows`",
     "party/state.py": "copies of files into a backup, with digests of each in its manifest",
     "party/kept.py": "parts of an earlier version: checks the digest that they have",
-    "runs/saved_files.py": "digests of files, beside facts; what `read_known` returns",
     "run_folder.py": "a job that the user wrote, and copies of it with its digest",
-    "algebra/linalg/progress.py": "what `read_checked` returns",
-    "algebra/linalg/saved.py": "writes a draft",
-    "learn/store/model_folder.py": "writes a draft",
-    "privacy/private_file.py": "secrets; who wrote one checks its digest",
+    "store/folder.py": "locks a folder; digests of files, beside facts",
     "party/delivered_file.py": "a table of predictions, which belongs to the operator",
     "party/audit.py": "only appends",
     "party/audit_chain.py": "lines have keyed marks, and so has the file that says where they end",

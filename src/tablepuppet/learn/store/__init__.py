@@ -1,1 +1,0 @@
-"""A saved model: parameters that parties keep, and a folder with the rest."""
