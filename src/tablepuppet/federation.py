@@ -50,11 +50,10 @@ from tablepuppet.sql.parse import parse
 from tablepuppet.sql.plan import Plan, plan
 from tablepuppet.wire.engine import Engine
 from tablepuppet.wire.flight_transport import ClientTls, FlightTransport
-from tablepuppet.wire.in_process import InProcessTransport
 from tablepuppet.wire.outbox import StandIn, WhenLost
 from tablepuppet.wire.protocol import LostError
 from tablepuppet.wire.record import Record
-from tablepuppet.wire.transport import Transport
+from tablepuppet.wire.transport import InProcessTransport, Transport
 
 if TYPE_CHECKING:  # scikit-learn takes a second to load
     from tablepuppet.learn.learners.learner import Learner

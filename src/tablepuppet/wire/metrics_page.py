@@ -1,6 +1,7 @@
 """The metrics of a party as a page: ``GET /metrics`` at an address of the operator's choice, for Prometheus.
 
-``GET /healthz`` answers 200 if the party can do its work, else 503 and why in a few words.
+``GET /healthz`` answers 200 if the party can do its work, else 503 and why in a few words; why the database does not
+answer is in the log only.
 
 Plain HTTP, in a few threads of its own: whoever connects gets the page within some seconds or is hung up on, so that
 it takes neither descriptors nor threads from callers of the party. There is nothing else behind the address.
@@ -8,8 +9,10 @@ it takes neither descriptors nor threads from callers of the party. There is not
 
 from __future__ import annotations
 
+import logging
 import socket
 import threading
+import time
 from collections.abc import Callable
 from contextlib import suppress
 from http import HTTPStatus
@@ -20,12 +23,51 @@ from typing import Any
 from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import choose_encoder
 
-from tablepuppet.errors import ConfigError
+from tablepuppet.errors import ConfigError, TablePuppetError
+from tablepuppet.party.metrics import Metrics
+from tablepuppet.party.service import Party
 from tablepuppet.versions import PROTOCOL, VERSION
 
+log = logging.getLogger("tablepuppet.party")
+FRESH = 5.0  # seconds for which an answer is not asked for again, however many look
 PATH, HEALTH = "/metrics", "/healthz"
 AT_ONCE = 4  # pages that are sent at the same time; others are hung up on
 PATIENCE = 10.0  # seconds for one page, from the first byte of the question to the last of the answer
+
+
+class Health:
+    """Asks the database when somebody looks, at most once every few seconds."""
+
+    def __init__(self, party: Party):
+        self._party, self._lock = party, threading.Lock()
+        self._asked, self._seconds, self._up = -FRESH, 0.0, True
+
+    def database(self) -> tuple[bool, float]:
+        """Whether the database could be opened, and the seconds that this took."""
+        with self._lock:
+            if time.monotonic() - self._asked >= FRESH:
+                self._ask()
+            return self._up, self._seconds
+
+    def _ask(self) -> None:
+        start, was = time.monotonic(), self._up
+        try:
+            self._party.reach_database()
+            self._up = True
+        except TablePuppetError as error:
+            self._up = False
+            if was:
+                log.error("the database does not answer: %s", error)
+        if self._up and not was:
+            log.info("the database answers again")
+        self._asked = time.monotonic()
+        self._seconds = self._asked - start
+
+    def measure(self, metrics: Metrics) -> None:
+        """Have metrics read it."""
+        up, seconds = "Whether the database can be opened now: 1 or 0.", "Seconds that opening the database took."
+        metrics.gauge("database_up", up, lambda: [((), float(self.database()[0]))])
+        metrics.gauge("database_seconds", seconds, lambda: [((), self.database()[1])])
 
 
 class _Handler(BaseHTTPRequestHandler):
