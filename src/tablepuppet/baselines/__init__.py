@@ -34,7 +34,7 @@ from tablepuppet.learn.tables.parameters import TableParameters
 from tablepuppet.learn.tables.stored import Model
 from tablepuppet.operators.client import Client
 from tablepuppet.prep.encode.encode import Encoding
-from tablepuppet.runs.records import RoundRecord
+from tablepuppet.runs.events import RoundRecord
 from tablepuppet.runs.table_view import Records
 
 if TYPE_CHECKING:

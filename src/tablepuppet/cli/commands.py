@@ -12,10 +12,9 @@ import typer
 
 from tablepuppet.cli.app import LEARN, LOOK, OPERATE, App
 from tablepuppet.cli.keys import certs, keys
-from tablepuppet.cli.noise_options import BoundsOption, DeltaOption, EpsilonOption, TimesOption, noise_of
 from tablepuppet.cli.output import JsonOption, Screen, check_output, print_json, print_table, sql_text, write_output
 from tablepuppet.cli.party import party
-from tablepuppet.cli.privacy import privacy
+from tablepuppet.cli.privacy import BoundsOption, DeltaOption, EpsilonOption, TimesOption, noise_of, privacy
 from tablepuppet.errors import ConfigError
 from tablepuppet.runs.figures import metric_name, seconds
 from tablepuppet.versions import PROTOCOL, VERSION

@@ -14,8 +14,7 @@ from typing import NamedTuple
 
 from tablepuppet.errors import ApprovalError
 from tablepuppet.party.request import UNDECLARED, Reply, Request
-from tablepuppet.runs.events import Events
-from tablepuppet.runs.records import TripRecord
+from tablepuppet.runs.events import Events, TripRecord
 from tablepuppet.wire.at_once import at_once
 from tablepuppet.wire.protocol import LostError
 from tablepuppet.wire.traffic import NOTHING, MessageSizes, Traffic, meter, names_of
