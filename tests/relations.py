@@ -35,8 +35,8 @@ from tablepuppet.party.service import HERE, Party
 from tablepuppet.session import Session
 from tablepuppet.wire.closing import closer
 from tablepuppet.wire.engine import Engine
-from tablepuppet.wire.in_process import InProcessTransport
-from tablepuppet.wire.messages import MessageSizes
+from tablepuppet.wire.traffic import MessageSizes
+from tablepuppet.wire.transport import InProcessTransport
 
 Parties = Mapping[str, Mapping[str, pa.Table]]
 Place = tuple[str, int]  # party, row in the source

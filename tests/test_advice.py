@@ -22,8 +22,8 @@ import pytest
 import tablepuppet as tp
 from tablepuppet import baselines
 from tablepuppet.baselines.fedonce import Boosted
-from tablepuppet.cli.noise_options import noise_of
 from tablepuppet.cli.output import check_output
+from tablepuppet.cli.privacy import noise_of
 from tablepuppet.federation import PartyEntry
 from tablepuppet.jobs import Run, make_learner
 from tablepuppet.party.blinding_key import FORMAT

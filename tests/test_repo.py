@@ -23,8 +23,7 @@ DOCS = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 # From the bottom up: a module imports from its own layer and from those below it. A folder that stands here with a dot
 # has layers inside.
 LAYERS = [
-    {"errors", "short_traceback", "spelling", "arrays", "pieces", "versions"}
-    | {"store.__init__", "store.files", "store.folder"},
+    {"errors", "spelling", "arrays", "pieces", "versions"} | {"store.__init__", "store.files", "store.folder"},
     {"runs"},
     {"privacy", "sql"},
     {"party"},

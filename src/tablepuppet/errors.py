@@ -1,4 +1,4 @@
-"""The one tree of errors.
+"""The one tree of errors, and how notebooks print them.
 
     TablePuppetError
     ├── ConfigError     a setting, URL or file is wrong
@@ -15,13 +15,23 @@ is scikit-learn's NotFittedError. A job that its party's operator has not approv
 
 A message says what was wrong, which party, table or column, and what to do. It never holds a value
 of a row: errors cross from a party to the analyst. Nor does it hold a control of a terminal, whoever wrote the names.
+
+IPython and notebooks print the user's own lines and the message, nothing in between. Python itself prints its whole
+traceback as ever, and so does IPython on ``%tb Verbose``: with the cause, but without the values of variables, which
+may be a key or rows, and would stay in the notebook's file. IPython is used where it runs already, and never imported.
 """
 
 from __future__ import annotations
 
+import sys
+import traceback
+from pathlib import Path
+from types import TracebackType
+from typing import Any
 from unicodedata import combining, east_asian_width
 
-from tablepuppet.short_traceback import short_traceback
+_PACKAGE = str(Path(__file__).parent)
+HINT = "(%tb Verbose shows the whole traceback, with its cause.)"
 
 
 class TablePuppetError(Exception):
@@ -137,3 +147,46 @@ def underline(sql: str, span: tuple[int, int]) -> str:
 def _width(text: str) -> int:
     """Columns of a terminal that a text takes: none for a combining mark, two for wide letters and emoji."""
     return sum(1 + (east_asian_width(letter) in "WF") for letter in text if not combining(letter))
+
+
+def running_shell() -> Any:
+    """The IPython that this process runs in, a terminal's or a notebook's; None elsewhere."""
+    ipython = sys.modules.get("IPython")
+    return ipython.get_ipython() if ipython is not None and hasattr(ipython, "get_ipython") else None
+
+
+def short_traceback(error: BaseException) -> list[str]:
+    """What to print of an error: the calls that led into this package, and the message."""
+    shell = running_shell()
+    if shell is None or shell.InteractiveTB.mode == "Verbose":
+        return traceback.format_exception(error)
+    printer, alone, calls = shell.InteractiveTB, _alone(error), _of_the_user(error.__traceback__)
+    if calls is None:
+        return [*printer.get_exception_only(type(error), alone), HINT]
+    return [*printer.structured_traceback(type(error), alone, calls, tb_offset=0), HINT]
+
+
+def _of_the_user(trace: TracebackType | None) -> TracebackType | None:
+    """The traceback up to where it enters this package, without IPython's own calls."""
+    ipython = str(Path(str(sys.modules["IPython"].__file__)).parent)
+    calls = []
+    while trace is not None and not _is_of(_PACKAGE, trace):
+        if not _is_of(ipython, trace):
+            calls.append(trace)
+        trace = trace.tb_next
+    kept: TracebackType | None = None
+    for call in reversed(calls):
+        kept = TracebackType(kept, call.tb_frame, call.tb_lasti, call.tb_lineno)
+    return kept
+
+
+def _is_of(folder: str, trace: TracebackType) -> bool:
+    return Path(folder) in Path(trace.tb_frame.f_code.co_filename).parents
+
+
+def _alone(error: BaseException) -> BaseException:
+    """The same error without the one that caused it, which stays with the error itself."""
+    alone = type(error).__new__(type(error))
+    alone.args = error.args
+    alone.__dict__.update(error.__dict__)
+    return alone

@@ -38,10 +38,10 @@ from tablepuppet.privacy.settings import Privacy
 from tablepuppet.privacy.trial_identity import TrialAuthority
 from tablepuppet.relation import Relation
 from tablepuppet.runs import interrupts
-from tablepuppet.runs.card import card
-from tablepuppet.runs.default_readers import default_readers
 from tablepuppet.runs.events import Events, Reader
 from tablepuppet.runs.figures import readable
+from tablepuppet.runs.progress import default_readers
+from tablepuppet.runs.table_view import card
 from tablepuppet.runs.traffic_view import TrafficRecords
 from tablepuppet.session import FederationSettings, Opening, Session
 from tablepuppet.spelling import attributes_explained, class_checked, names_checked, shows
@@ -51,11 +51,10 @@ from tablepuppet.sql.parse import parse
 from tablepuppet.sql.plan import Plan, plan
 from tablepuppet.wire.engine import Engine
 from tablepuppet.wire.flight_transport import ClientTls, FlightTransport
-from tablepuppet.wire.in_process import InProcessTransport
 from tablepuppet.wire.outbox import StandIn, WhenLost
 from tablepuppet.wire.protocol import LostError
 from tablepuppet.wire.record import Record
-from tablepuppet.wire.transport import Transport
+from tablepuppet.wire.transport import InProcessTransport, Transport
 
 if TYPE_CHECKING:  # scikit-learn takes a second to load
     from tablepuppet.learn.learners.learner import Learner

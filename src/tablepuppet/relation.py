@@ -46,9 +46,9 @@ from tablepuppet.prep.pipelines.fit import Foresight, fit_encoding, foresee
 from tablepuppet.prep.pipelines.pipeline import DEFAULT, Pipeline
 from tablepuppet.privacy.funds import PartysFunds
 from tablepuppet.privacy.settings import Privacy
-from tablepuppet.runs.card import card
 from tablepuppet.runs.events import Events
 from tablepuppet.runs.figures import number
+from tablepuppet.runs.table_view import card
 from tablepuppet.session import Session
 from tablepuppet.spelling import attributes_explained, names_checked, shows
 from tablepuppet.sql.explain import Explanation, JoinSizes, ShardSize, explain

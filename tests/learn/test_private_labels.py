@@ -18,7 +18,7 @@ from tablepuppet.jobs import Run
 from tablepuppet.party.ledger import FILE, Ledger
 from tablepuppet.party.located import column_state
 from tablepuppet.privacy.label import keep_probability, number_variance
-from tablepuppet.wire.in_process import InProcessTransport
+from tablepuppet.wire.transport import InProcessTransport
 from tests.party.policed import open_party, write_file
 from tests.relations import federation, in_process, party_of, record_wire, warnings_of, write_party
 

@@ -16,8 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import tablepuppet as tp
-from tablepuppet.party.blind import Blinded, blind, derive_key
-from tablepuppet.party.canonical import canonical
+from tablepuppet.party.blind import Blinded, blind, canonical, derive_key
 
 KEY = bytes(range(32))
 

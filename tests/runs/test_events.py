@@ -14,8 +14,7 @@ import pyarrow as pa
 import pytest
 
 import tablepuppet as tp
-from tablepuppet.runs.events import Events, Kind, one_run
-from tablepuppet.runs.records import RoundRecord, TripRecord
+from tablepuppet.runs.events import Events, Kind, RoundRecord, TripRecord, one_run
 from tablepuppet.wire.at_once import at_once
 from tests.learn.materialised import ALL, JOIN, shop
 from tests.relations import federation

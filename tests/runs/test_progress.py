@@ -11,11 +11,10 @@ import pytest
 from rich.console import Console
 
 from tablepuppet.errors import LearnError
-from tablepuppet.runs import default_readers as module
-from tablepuppet.runs.default_readers import default_readers
+from tablepuppet.runs import progress as module
 from tablepuppet.runs.events import Events, one_run
 from tablepuppet.runs.fitted_text import fitted
-from tablepuppet.runs.progress import LineReader, ProgressReader, SlowReader
+from tablepuppet.runs.progress import LineReader, ProgressReader, SlowReader, default_readers
 from tests.terminal import rendered
 
 

@@ -14,9 +14,8 @@ import tablepuppet as tp
 from tablepuppet.party.request import Reply, Request
 from tablepuppet.wire.engine import Engine, call_all
 from tablepuppet.wire.flight_transport import FlightTransport
-from tablepuppet.wire.messages import size_of
 from tablepuppet.wire.record import Record
-from tablepuppet.wire.traffic import Traffic
+from tablepuppet.wire.traffic import Traffic, size_of
 from tablepuppet.wire.transport import Capabilities, Transport
 from tests.learn.materialised import ALL, JOIN, shop
 from tests.relations import Message, collect_garbage, federation, record_wire

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 
-from tablepuppet.wire.hang_up import hangs_up
+from tablepuppet.wire.flight_transport import hangs_up
 from tests.relations import write_party
 from tests.wire.services import Certificates, served
 

@@ -14,7 +14,7 @@ from tablepuppet.errors import PartyError
 from tablepuppet.party.policy import Policy
 from tablepuppet.party.service import Party
 from tablepuppet.wire import health
-from tablepuppet.wire.health import Health
+from tablepuppet.wire.metrics_page import Health
 
 
 class Frozen:

@@ -24,7 +24,7 @@ from tablepuppet.party.request import Request
 from tablepuppet.party.service import Party
 from tablepuppet.sql import expression
 from tablepuppet.wire.codec import encode
-from tablepuppet.wire.in_flight import AS_OBJECTS, InFlight
+from tablepuppet.wire.flight_server import AS_OBJECTS, InFlight
 from tablepuppet.wire.protocol import BusyError
 from tests.party.policed import limit
 from tests.wire.hostile import Attacker, accounts, write_bank

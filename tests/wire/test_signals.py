@@ -9,7 +9,7 @@ from tests import warm
 
 STORM = """
 import random, signal
-from tablepuppet.wire.signals import Signals
+from tablepuppet.wire.serve import Signals
 
 signals = Signals(signal.SIGALRM, signal.SIGTERM)
 for _ in range(2000):
@@ -31,7 +31,7 @@ def test_a_signal_is_never_lost_and_never_waits() -> None:
 def test_signals_that_are_ignored_stay_ignored() -> None:
     """As under nohup; but for the one that a party reads its file again on, which says that it was ignored."""
     code = "import signal; signal.signal(signal.SIGHUP, signal.SIG_IGN)\n"
-    code += "from tablepuppet.wire.signals import Signals; Signals(signal.SIGHUP, signal.SIGTERM)\n"
+    code += "from tablepuppet.wire.serve import Signals; Signals(signal.SIGHUP, signal.SIGTERM)\n"
     code += "print(signal.getsignal(signal.SIGHUP) is signal.SIG_IGN, callable(signal.getsignal(signal.SIGTERM)))"
     assert warm.run([sys.executable, "-c", code], timeout=300).stdout.split() == ["True", "True"]
     code = code.replace("Signals(signal.SIGHUP, signal.SIGTERM)", "s = Signals(signal.SIGHUP, always=signal.SIGHUP)")

@@ -9,8 +9,8 @@ import pytest
 
 import tablepuppet as tp
 from benchmarks.proxy import Proxy
-from tablepuppet.wire import waiting
-from tablepuppet.wire.waiting import Waiting
+from tablepuppet.wire import flight_transport
+from tablepuppet.wire.flight_transport import Waiting
 from tests.relations import write_party
 from tests.wire.services import Certificates, served
 
@@ -22,7 +22,7 @@ def test_waiting_is_said_long_before_the_timeout(
     """A connection that is refused, or not answered, is a warning while it is still waited for: here it is mended by
     whoever hears of it, once.
     """
-    monkeypatch.setattr(waiting, "SOON", 0.2)
+    monkeypatch.setattr(flight_transport, "SOON", 0.2)
     told: list[str] = []
     url = write_party(tmp_path, "bank", {"t": pa.table({"x": [1, 2]})})
     with served({"bank": url}) as servers, Proxy("127.0.0.1", servers["bank"].port) as proxy:

@@ -33,7 +33,7 @@ from tablepuppet.learn.solve.allowance import RoundAllowance
 from tablepuppet.learn.tables.parameters import TableParameters
 from tablepuppet.operators.client import Client
 from tablepuppet.prep.encode.encode import Encoding
-from tablepuppet.runs.records import RoundRecord
+from tablepuppet.runs.events import RoundRecord
 from tablepuppet.runs.table_view import Records
 from tablepuppet.store.parts import Model
 

@@ -12,7 +12,6 @@ import typer
 
 from tablepuppet.cli.app import LEARN, LOOK, OPERATE, App
 from tablepuppet.cli.keys import certs, keys
-from tablepuppet.cli.noise_options import BoundsOption, DeltaOption, EpsilonOption, TimesOption, noise_of
 from tablepuppet.cli.output import (
     JsonOption,
     Screen,
@@ -24,7 +23,7 @@ from tablepuppet.cli.output import (
     write_output,
 )
 from tablepuppet.cli.party import party
-from tablepuppet.cli.privacy import privacy
+from tablepuppet.cli.privacy import BoundsOption, DeltaOption, EpsilonOption, TimesOption, noise_of, privacy
 from tablepuppet.errors import ConfigError
 from tablepuppet.runs.figures import metric_name, seconds
 from tablepuppet.versions import PROTOCOL, VERSION

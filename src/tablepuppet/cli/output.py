@@ -1,9 +1,10 @@
-"""What all commands share: their screen, the flag for programs, tables in files, and how a command is typed."""
+"""What all commands share: their screen, the flag for programs, tables in files, logs in JSON, and how one is typed."""
 
 from __future__ import annotations
 
 import contextlib
 import json
+import logging
 import math
 import os
 import shlex
@@ -12,6 +13,7 @@ import sys
 import tempfile
 import tomllib
 from collections.abc import Iterator
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -22,7 +24,6 @@ from tablepuppet.errors import ConfigError, without_controls
 if TYPE_CHECKING:  # loaded when a command prints: `--version` needs none of it
     import pyarrow as pa
     from rich.console import Console
-
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON for programs instead of text for people.")]
 PIPED_WIDTH = 120
 
@@ -194,3 +195,20 @@ def _short(program: str) -> str:
     if found is not None and Path(found).absolute() == path:
         return path.name
     return os.path.relpath(path) if path.is_relative_to(Path.cwd()) else str(path)
+
+
+class JsonLines(logging.Formatter):
+    """Writes each record as one line of JSON.
+
+    >>> record = logging.makeLogRecord({"msg": "ready at %s", "args": ("here",), "levelname": "INFO", "created": 0.0})
+    >>> JsonLines().format(record)
+    '{"time": "1970-01-01T00:00:00.000+00:00", "level": "INFO", "message": "ready at here"}'
+    """
+
+    def format(self, record: logging.LogRecord) -> str:
+        """One line of JSON; the type of an exception, but not its text, which may quote a value."""
+        time = datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds")
+        found = {"time": time, "level": record.levelname, "message": record.getMessage()}
+        if record.exc_info and record.exc_info[0] is not None:
+            found["error"] = record.exc_info[0].__name__
+        return json.dumps(found, ensure_ascii=False)

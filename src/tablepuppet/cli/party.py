@@ -96,8 +96,8 @@ def serve(file: FileArgument, as_json: JsonOption = False) -> None:
     the log is JSON lines too.
     """
     import tablepuppet.learn.party_ops  # noqa: F401 - registers the learners' ops
+    from tablepuppet.cli.output import JsonLines
     from tablepuppet.party.config import PartyFile
-    from tablepuppet.runs.json_lines import JsonLines
     from tablepuppet.wire.serve import serve as serve_party
 
     handler = logging.StreamHandler(sys.stderr)

@@ -1,7 +1,9 @@
 """Blinded values: join keys and categories leave a party only as keyed digests.
 
 Input: a column of values. Output: its distinct values as 16-byte digests in digest order, and for each row the index of
-its digest. Values are first written in one canonical form, so equal values of different databases get equal digests.
+its digest. Values are first written in one canonical form for each family of types, so equal values of different
+databases get equal digests: Arrow writes whole numbers, texts and truth values; the other families have forms of their
+own and go through SQL. Distinct values are found among the whole numbers that dates and decimals are in memory.
 Parties know the key of the digest; the coordinator does not.
 """
 
@@ -18,11 +20,25 @@ from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 from numpy.typing import NDArray
 
 from tablepuppet.arrays import mark, take
-from tablepuppet.party.canonical import canonical, check_families
-from tablepuppet.party.words import as_words, from_words, is_word
+from tablepuppet.errors import PartyError
 from tablepuppet.privacy.cmac import cmac
+from tablepuppet.sql.quiet_duckdb import scratch
 
 Codes = NDArray[np.integer]
+_TAGS = {"number": "n", "float": "f", "text": "t", "date": "d", "timestamp": "s", "boolean": "b", "uuid": "u"}
+_TEXT = (pa.types.is_string, pa.types.is_large_string, pa.types.is_dictionary)
+_TYPES = {
+    "number": (pa.types.is_integer, pa.types.is_decimal),
+    "float": (pa.types.is_floating,),
+    "text": _TEXT,
+    "date": (pa.types.is_date,),
+    "timestamp": (pa.types.is_timestamp,),
+    "boolean": (pa.types.is_boolean,),
+    "uuid": _TEXT,
+}
+"""The types whose values are written in each family's form."""
+_WRITTEN_BY_ARROW = (pa.types.is_integer, pa.types.is_boolean, *_TEXT)
+MOST_DIGITS = 18  # of a decimal that is one word
 
 
 @dataclass(frozen=True)
@@ -130,3 +146,103 @@ def _combine(factors: Sequence[Factor]) -> tuple[Factor, list[NDArray[np.intp]]]
         chosen = [*(rows[first] for rows in chosen), second]
         codes = whole.codes
     return whole, chosen
+
+
+def check_families(columns: Sequence[pa.ChunkedArray], families: Sequence[str]) -> None:
+    """PartyError unless values of the columns' types can be written as those of the families, whichever they are."""
+    if not len(columns) == len(families) > 0:
+        raise PartyError("a key has one family for each of its columns, and one column at least")
+    for column, family in zip(columns, families, strict=True):
+        if family not in _TYPES or not any(is_kind(column.type) for is_kind in _TYPES[family]):
+            raise PartyError(f"a column of type {column.type} cannot be blinded as {family[:20]!r}")
+
+
+def canonical(columns: Sequence[pa.Array], families: Sequence[str]) -> pa.Array:
+    """Each row as text: per column its family, length and value, so that ("a", "bc") is not ("ab", "c").
+
+    >>> canonical([pa.array([7, -1]), pa.array(["a", "é"])], ["number", "text"]).to_pylist()
+    ['n1:7t1:a', 'n2:-1t2:é']
+    """
+    parts: list[pa.Array] = []
+    for column, family in zip(columns, families, strict=True):
+        text = _text(column, family)
+        parts += [_prefixes(text, _TAGS[family]), text]
+    return pc.binary_join_element_wise(*parts, pa.scalar("", pa.large_string()))
+
+
+def _prefixes(text: pa.Array, tag: str) -> pa.Array:
+    """The tag of a family and the length of each text in bytes; most texts have one of a few lengths."""
+    lengths = pc.binary_length(text).dictionary_encode()
+    written = [f"{tag}{length}:" for length in lengths.dictionary.to_pylist()]
+    return pa.array(written, pa.large_string()).take(lengths.indices)
+
+
+def _text(column: pa.Array, family: str) -> pa.Array:
+    """Each value in the one form of its family."""
+    if any(is_kind(column.type) for is_kind in _WRITTEN_BY_ARROW):
+        return column.cast(pa.large_string())
+    with scratch() as connection:
+        connection.register("distinct_values", pa.table({"it": column}))
+        written = connection.sql(f"SELECT {_sql('it', column.type, family)} AS it FROM distinct_values")
+        return written.to_arrow_table()["it"].cast(pa.large_string()).combine_chunks()
+
+
+def _sql(column: str, type_: pa.DataType, family: str) -> str:
+    """SQL that writes a value in the one form of its family."""
+    text = f"CAST({column} AS VARCHAR)"
+    if family == "timestamp":
+        return f"CASE WHEN isfinite({column}) THEN {_epoch_sql(column, type_)} ELSE {text} END"
+    if family == "float":  # as the shortest text that means this very number
+        return f"CAST(CAST({column} AS DOUBLE) AS VARCHAR)"
+    if pa.types.is_decimal(type_) and type_.scale > 0:
+        short = f"rtrim(rtrim({text}, '0'), '.')"  # DuckDB writes 0.50 as .50 where no digit can precede the point
+        return (
+            f"CASE WHEN {short} IN ('', '-') THEN '0' WHEN {short} LIKE '.%' THEN '0' || {short} "
+            f"WHEN {short} LIKE '-.%' THEN '-0' || {short}[2:] ELSE {short} END"
+        )
+    return text
+
+
+def _epoch_sql(column: str, type_: pa.DataType) -> str:
+    """Microseconds since 1970 in UTC, or nanoseconds if the type has them."""
+    if not (pa.types.is_timestamp(type_) and type_.unit == "ns"):
+        return f"CAST(epoch_us(CAST({column} AS TIMESTAMP)) AS VARCHAR)"
+    nanos = f"epoch_ns({column})"
+    whole = f"CAST({nanos} // 1000 AS VARCHAR)"
+    return f"CASE WHEN {nanos} % 1000 = 0 THEN {whole} ELSE CAST({nanos} AS VARCHAR) || 'ns' END"
+
+
+def is_word(type_: pa.DataType) -> bool:
+    """Whether values of a type, which is no integer, are whole numbers in memory."""
+    return bool(pa.types.is_date32(type_) or (pa.types.is_decimal128(type_) and type_.precision <= MOST_DIGITS))
+
+
+def as_words(column: pa.ChunkedArray) -> pa.ChunkedArray:
+    """The numbers that a column has in memory: days, or a decimal without its point.
+
+    >>> from decimal import Decimal
+    >>> as_words(pa.chunked_array([pa.array([Decimal("1.50"), None, Decimal("-0.01")])])).to_pylist()
+    [150, None, -1]
+    """
+    if pa.types.is_date32(column.type):
+        return column.cast(pa.int32()).cast(pa.int64())
+    return pa.chunked_array([_words(chunk) for chunk in column.chunks], pa.int64())
+
+
+def _words(chunk: pa.Array) -> pa.Array:
+    pairs = np.frombuffer(chunk.buffers()[1], "<i8", 2 * len(chunk), 16 * chunk.offset) if len(chunk) else np.zeros(0)
+    words = pairs[::2].astype(np.int64)  # the lower half: the upper one is its sign
+    return pa.array(words, mask=chunk.is_null().to_numpy(zero_copy_only=False) if chunk.null_count else None)
+
+
+def from_words(words: pa.Array, type_: pa.DataType) -> pa.Array:
+    """Words that are not NULL as values of a type again.
+
+    >>> from_words(pa.array([150, -1]), pa.decimal128(3, 2)).to_pylist()
+    [Decimal('1.50'), Decimal('-0.01')]
+    """
+    if pa.types.is_date32(type_):
+        return words.cast(pa.int32()).cast(type_)
+    low = words.to_numpy(zero_copy_only=False).astype("<i8")
+    pairs = np.column_stack([low, low >> 63])
+    return pa.Array.from_buffers(type_, len(low), [None, pa.py_buffer(np.ascontiguousarray(pairs).tobytes())])

@@ -1,7 +1,8 @@
 """`Event`s: what happens in a run. Progress bars, logs, histories and monitors all read the same ones.
 
 An event names parties, tables, columns and counts, never a value of a row. Whoever emits one gives neither its time nor
-the id of its run: it has them by itself.
+the id of its run: it has them by itself. What a round and a call of a party have cost are records, from which the
+fields of `fit` and `trip` events are made.
 """
 
 from __future__ import annotations
@@ -17,10 +18,12 @@ from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
+from msgspec import Struct
+from msgspec.structs import asdict
+
 from tablepuppet.errors import ConfigError, without_controls
 from tablepuppet.runs import interrupts
 from tablepuppet.runs.figures import number
-from tablepuppet.runs.records import TripRecord
 from tablepuppet.spelling import hides
 
 ENDED_BY = {"fitted": "fit", "searched": "search", "validated": "folds"}  # a stage that ends by the event that says how
@@ -33,6 +36,45 @@ _PART: ContextVar[str] = ContextVar("part", default="")
 _LIVE: set[str] = set()  # runs that have not ended
 _FAILED: deque[str] = deque(maxlen=1000)  # the last runs that an exception ended
 _LEVELS = {"progress": logging.DEBUG, "trip": logging.DEBUG, "info": logging.INFO, "warning": logging.WARNING}
+
+
+class RoundRecord(Struct, frozen=True, kw_only=True):
+    """One round of a fit; `history_` is a list of these as dicts."""
+
+    round: int
+    seconds: float
+    loss: float
+    objective: float  # loss and penalty
+    metric: float
+    validation_loss: float | None = None
+    validation_metric: float | None = None
+    bytes_up: int = 0  # from parties
+    bytes_down: int = 0  # to parties
+    messages: int = 0
+    epsilon: float | None = None  # spent until then; None without feature privacy
+    solver: str | None  # None: the learner has none
+    converged: bool
+    lost: list[str] = []  # parties that were lost in this round
+
+    def to_dict(self) -> dict[str, Any]:
+        """The entry of `history_`."""
+        return asdict(self)
+
+
+class TripRecord(Struct, frozen=True, kw_only=True):
+    """One party's part of a trip: a request, and what came of it."""
+
+    trip: int  # calls made at the same time have the same number
+    party: str
+    ops: tuple[str, ...]  # of the request, each once; a verb other than `run` comes first
+    bytes_up: int  # from the party
+    bytes_down: int  # to the party
+    seconds: float
+    answered: bool  # no: the party was lost, or refused; bytes are not counted then
+
+    def to_dict(self) -> dict[str, Any]:
+        """The fields of the event."""
+        return asdict(self)
 
 
 @dataclass(frozen=True)

@@ -14,9 +14,9 @@ from collections.abc import Callable
 from functools import cache
 from html import escape
 
+from tablepuppet.errors import running_shell
 from tablepuppet.runs.events import Event, Reader
 from tablepuppet.runs.stages import PATIENCE, Stage, Stages
-from tablepuppet.short_traceback import running_shell
 
 Bundle = dict[str, str]  # MIME type -> what to show
 Update = Callable[[Bundle], None]

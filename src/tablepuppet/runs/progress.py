@@ -1,11 +1,14 @@
 """Readers of events for people: lines that move on a terminal, plain lines in a file or pipe, and of a script.
 
 On a terminal lines move only while something goes on. Whoever prints calls `rest` first: what has ended then stays,
-text comes below it, and what happens next is shown below that.
+text comes below it, and what happens next is shown below that. `default_readers` are those that a federation has where
+nobody was asked to show progress: the notebook's, or a script's on standard error.
 """
 
 from __future__ import annotations
 
+import logging
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -18,8 +21,9 @@ from rich.spinner import Spinner
 from rich.table import Table
 from rich.text import Text
 
-from tablepuppet.runs.events import ENDED_BY, Event
+from tablepuppet.runs.events import ENDED_BY, Event, Reader
 from tablepuppet.runs.fitted_text import fitted
+from tablepuppet.runs.notebook_progress import notebook_readers
 from tablepuppet.runs.stages import PATIENCE, Stage, Stages
 
 BAR = 12  # letters of a bar
@@ -186,3 +190,23 @@ class SlowReader:
                 if self._left() <= 0:
                     self._say(about.inner or about)
                 self._watch(about)
+
+
+def default_readers(verbose: bool | None, *, has_callbacks: bool) -> list[Reader]:
+    """Readers of a federation beside its callbacks: of everything, of nothing, or of what takes long (None).
+
+    A notebook shows everything unless it is to show nothing. A script that has callbacks, or logs every event, has
+    others that show it.
+    """
+    if verbose is False:
+        return []
+    if found := notebook_readers():
+        return found
+    if verbose:
+        return [LineReader(_print)]
+    has_others = has_callbacks or logging.getLogger("tablepuppet").isEnabledFor(logging.DEBUG)
+    return [] if has_others else [SlowReader(_print)]
+
+
+def _print(text: str) -> None:
+    print(f"tablepuppet: {text}", file=sys.stderr, flush=True)

@@ -1,8 +1,9 @@
-"""Tables for people: text in a terminal, HTML in a notebook, from one description.
+"""Tables for people: text in a terminal, HTML in a notebook, from one description. And cards for notebooks: what a
+federation or a relation is, at a glance.
 
-What comes in are cells as text; whoever makes a table answers for what stands in it. Everything is escaped, so that a
-name which looks like markup is shown as it is, and controls of a terminal are taken out: parties write some names. The
-HTML has no colours of its own: it reads well on light and dark.
+What comes in are cells as text; whoever makes a table answers for what stands in it, and nobody is asked for the sake
+of a card. Everything is escaped, so that a name which looks like markup is shown as it is, and controls of a terminal
+are taken out: parties write some names. The HTML has no colours of its own: it reads well on light and dark.
 """
 
 from __future__ import annotations
@@ -36,6 +37,15 @@ _ALIGNED = {
     "left": "text-align: left; white-space: normal; max-width: 60em;",
     "right": "text-align: right; white-space: nowrap; font-variant-numeric: tabular-nums;",
 }
+_MONOSPACE = "font-family: ui-monospace, SFMono-Regular, Menlo, Consolas, 'DejaVu Sans Mono', monospace;"
+_PREFORMATTED = (
+    f"overflow-x: auto; line-height: 1.25; {_MONOSPACE} color: inherit; background: none; border: none; white-space: "
+)
+_CARD = (
+    "display: inline-block; max-width: 100%; box-sizing: border-box; padding: 0.6em 1em; color: inherit; "
+    "border: 1px solid rgba(128, 128, 128, 0.45); border-radius: 8px;"
+)
+_FACTS = "display: grid; grid-template-columns: max-content 1fr; gap: 0.2em 1em; margin: 0.5em 0 0;"
 
 
 @dataclass(frozen=True)
@@ -231,3 +241,30 @@ def arrow_table(rows: Sequence[Mapping[str, Any]], schema: pa.Schema) -> pa.Tabl
     """Rows as Arrow; NaN, and what a row does not have, is null."""
     known = [{name: value for name, value in row.items() if value == value} for row in rows]  # NaN is not itself
     return pa.Table.from_pylist(known, schema=schema)
+
+
+def preformatted(text: str, *, wrapped: bool = False) -> str:
+    """Text line by line, in letters of one width; a long line may be ``wrapped``, if its columns mean nothing.
+
+    >>> "monospace" in preformatted("a < b"), "a &lt; b</pre>" in preformatted("a < b")
+    (True, True)
+    """
+    lines = "\n".join(map(without_controls, text.split("\n")))
+    return f'<pre style="{_PREFORMATTED}{"pre-wrap" if wrapped else "pre"};">{escape(lines)}</pre>'
+
+
+def card(title: str, facts: Mapping[str, str], sql: str = "") -> str:
+    """A title, the SQL if there is some, and facts by name.
+
+    >>> shown = card("Shop <b>", {"rows": "12"})
+    >>> "Shop &lt;b&gt;" in shown, "<span>12</span>" in shown, "pre-wrap" in card("Shop", {}, "SELECT a FROM t")
+    (True, True, True)
+    """
+    lines = "".join(
+        f'<span style="opacity: 0.65;">{escape(without_controls(name))}</span>'
+        f"<span>{escape(without_controls(fact))}</span>"
+        for name, fact in facts.items()
+    )
+    head = f"<div><b>{escape(without_controls(title))}</b></div>"
+    query = preformatted(sql, wrapped=True) if sql else ""
+    return f'<div style="{_CARD}">{head}{query}<div style="{_FACTS}">{lines}</div></div>'

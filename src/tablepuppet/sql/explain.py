@@ -7,9 +7,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from tablepuppet.runs.card import preformatted
 from tablepuppet.runs.figures import readable
 from tablepuppet.runs.fitted_text import window_width
+from tablepuppet.runs.table_view import preformatted
 from tablepuppet.sql.plan import Plan, Scan, conjuncts
 from tablepuppet.sql.query import Branch, Comparison, KeyClass, OutputColumn
 

@@ -14,12 +14,10 @@ from typing import NamedTuple
 
 from tablepuppet.errors import ApprovalError
 from tablepuppet.party.request import UNDECLARED, Reply, Request
-from tablepuppet.runs.events import Events
-from tablepuppet.runs.records import TripRecord
+from tablepuppet.runs.events import Events, TripRecord
 from tablepuppet.wire.at_once import at_once
-from tablepuppet.wire.messages import NOTHING, MessageSizes, meter, names_of
 from tablepuppet.wire.protocol import LostError
-from tablepuppet.wire.traffic import Traffic
+from tablepuppet.wire.traffic import NOTHING, MessageSizes, Traffic, meter, names_of
 from tablepuppet.wire.transport import Capabilities, Transport
 
 Calls = Sequence[tuple[str, Request]]

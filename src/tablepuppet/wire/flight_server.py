@@ -1,15 +1,18 @@
 """A party as an Arrow Flight service: one call per request, mutual TLS, the caller named by its certificate.
 
-A request's header comes first and says how many bytes of arrays follow; what is too large is refused before it is read.
+A request's header comes first and says how many bytes of arrays follow; what is too large is refused before it is read,
+and so is what a caller sends beyond the bytes that all its requests may take together (`InFlight`).
 """
 
 from __future__ import annotations
 
 import errno
 import socket
+import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 from typing import Any
@@ -29,7 +32,6 @@ from tablepuppet.privacy.certificates import hosts_of
 from tablepuppet.privacy.signed_keys import Identity
 from tablepuppet.wire.codec import CHUNK, decode_header, encode
 from tablepuppet.wire.desk import Desk
-from tablepuppet.wire.in_flight import AS_OBJECTS, InFlight
 from tablepuppet.wire.protocol import BusyError, error_message, read_request, read_version
 
 MOST_HEADER = 2 << 20  # bytes; as objects they may take a hundred times as many
@@ -37,6 +39,7 @@ PROOF = "tablepuppet-caller-bin"  # the header of a call that shows who calls; g
 MOST_PROOF = 64 << 10  # bytes
 CALLS = (flight.FlightMethod.DO_ACTION, flight.FlightMethod.DO_EXCHANGE)
 REQUEST = "request"  # the name of all calls
+AS_OBJECTS = 64  # bytes of memory that a byte of a header may take once it is read
 
 
 @dataclass(frozen=True)
@@ -266,3 +269,42 @@ def frames_of(reader: flight.MetadataRecordBatchReader) -> Iterator[pa.Buffer]:
         if chunk.app_metadata is None:  # there is no end to those that hold nothing for us
             raise PartyError("a frame of a message holds something else")
         yield chunk.app_metadata
+
+
+class InFlight:
+    """Requests that are being read or answered; those of one caller take up to ``most`` bytes."""
+
+    def __init__(self, party: str, most: int):
+        self._party, self._most = party, most
+        self._held: Counter[str] = Counter()
+        self._lock = threading.Lock()
+
+    @contextmanager
+    def request(self, caller: str) -> Iterator[Callable[[int], None]]:
+        """One request: a function to call before so many bytes more of it are read.
+
+        It raises BusyError if there is no room beside the caller's other requests; how large one may be is not
+        decided here.
+        """
+        own = 0
+
+        def grow(size: int) -> None:
+            nonlocal own
+            with self._lock:
+                others = self._held[caller] - own
+                if others and others + own + size > self._most:
+                    raise BusyError(
+                        f"party {self._party!r} is busy: the requests that caller {caller!r} sends at once have more "
+                        f"than the {self._most:,} bytes that it reads (limits.message_bytes); try again",
+                        limit="message_bytes",
+                    )
+                self._held[caller] += size
+                own += size
+
+        try:
+            yield grow
+        finally:
+            with self._lock:
+                self._held[caller] -= own
+                if not self._held[caller]:
+                    del self._held[caller]

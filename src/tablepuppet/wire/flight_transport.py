@@ -1,12 +1,19 @@
 """The transport to a service: one Flight call per request over one kept connection, with a deadline for each.
 
 A call that fails on the way is tried again with growing pauses until the federation's timeout; the party answers a
-repeat from store. What a party itself refuses is an error at once.
+repeat from store. What a party itself refuses is an error at once. That a party is waited for is reported at the second
+failure, or after some seconds of silence, by `Waiting`: the message names the party and the network's own words only.
+
+A party that refuses a certificate closes the connection without a word; so does one that is gone, or a broken line.
+`hangs_up` and `shown_by` distinguish them by a second connection, which shows no certificate, so that no key is needed,
+and sends nothing. What they find is for error messages only.
 """
 
 from __future__ import annotations
 
 import random
+import socket
+import ssl
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -22,14 +29,13 @@ import pyarrow.flight as flight
 from tablepuppet.errors import ConfigError, PartyError, plain_text
 from tablepuppet.mapping.memory import available_memory
 from tablepuppet.party.request import Reply, Request
+from tablepuppet.privacy.certificates import identity
 from tablepuppet.privacy.signed_keys import Identity
 from tablepuppet.runs import interrupts
 from tablepuppet.wire.codec import CHUNK, Encoded, decode_header, encode
 from tablepuppet.wire.flight_server import PROOF, REQUEST, frames_of
-from tablepuppet.wire.hang_up import hangs_up, shown_by
 from tablepuppet.wire.protocol import BusyError, LostError, UnfitError, read_reply, request_message
 from tablepuppet.wire.transport import Transport
-from tablepuppet.wire.waiting import Waiting, reason
 
 FIRST_PAUSE, LONGEST_PAUSE = 0.05, 2.0  # seconds
 MOST_REPLY = 4 << 30  # bytes
@@ -37,6 +43,15 @@ MOST_REPLY_HEADER = 8 << 20  # bytes; as objects they may take a hundred times a
 MOST_FRAME = MOST_REPLY_HEADER + (64 << 10)  # bytes that are read at once, with what Flight adds
 DAMAGED = (PartyError, ValueError, OverflowError, MemoryError, RecursionError)  # what reading no message raises
 CLOSING = 3.0  # seconds to wait for a party whose session is closed
+SOON = 5.0  # seconds in which a party that is there answers its first request
+_PLAIN = {
+    "Connection refused": "connection refused",
+    "Deadline Exceeded": "no answer",
+    "Timeout occurred": "no answer",
+    "DNS resolution failed": "its host name is not found",
+    "Domain name not found": "its host name is not found",
+}
+SECOND_LOOK = 3.0  # seconds for a second connection, which finds why the first one failed
 
 
 @dataclass(frozen=True)
@@ -219,3 +234,84 @@ def _worth_repeating(error: Exception) -> bool:
     """Whether the same request may fare better later: not where certificates do not fit."""
     text = str(error)
     return not any(sign in text for sign in ("CERTIFICATE", "certificate", "SSL_ERROR", "Ssl handshake"))
+
+
+class Waiting:
+    """One request that may have to wait; ``how_long`` says for how long. Use as a context if it is the first ever."""
+
+    def __init__(self, say: Callable[[str], None], party: str, url: str, how_long: str):
+        parts = urlsplit(url)
+        self._say, self._how_long = say, how_long
+        self._whom = f"party {party!r} at {parts.hostname}:{parts.port}"
+        self._lock, self._failures, self._is_said = threading.Lock(), 0, False
+        self._timer = threading.Timer(SOON, self._say_once, ["no answer yet"])
+        self._timer.daemon = True
+
+    def __enter__(self) -> Waiting:
+        self._timer.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._timer.cancel()
+
+    def failed(self, error: Exception) -> None:
+        """A try has failed, and another will be made."""
+        self._failures += 1
+        if self._failures > 1:
+            self._say_once(reason(error))
+
+    def _say_once(self, why: str) -> None:
+        with self._lock:
+            said, self._is_said = self._is_said, True
+        if not said:
+            self._say(f"waiting for {self._whom} ({why}), {self._how_long}")
+
+
+def reason(error: Exception) -> str:
+    """Why a request failed, in the network's words, or in plainer ones where there are some.
+
+    >>> reason(OSError("failed to connect; last error: UNKNOWN: ipv4:127.0.0.1:1: Connection refused (111). More"))
+    'connection refused'
+    """
+    text = str(error)
+    plain = (words for sign, words in _PLAIN.items() if sign in text)
+    return next(plain, text.split(". ")[0].partition("\n")[0].rpartition("last error: ")[2][:200] or "no reason")
+
+
+def hangs_up(host: str, port: int, authority: bytes) -> bool:
+    """Whether a service proves to be of the ``authority`` (PEM), and then ends the connection of a nameless caller."""
+    context = ssl.create_default_context(cadata=authority.decode())
+    context.set_alpn_protocols(["h2"])
+    try:
+        with (
+            socket.create_connection((host, port), timeout=SECOND_LOOK) as line,
+            context.wrap_socket(line, server_hostname=host) as secured,
+        ):
+            return _is_ended(secured)
+    except (OSError, ValueError):  # what cannot be reached, or is no such service
+        return False
+
+
+def shown_by(host: str, port: int, authority: bytes) -> str | None:
+    """The owner of the certificate that a service of the ``authority`` (PEM) shows; None if it shows none that names
+    its owner.
+    """
+    context = ssl.create_default_context(cadata=authority.decode())
+    context.check_hostname = False
+    context.set_alpn_protocols(["h2"])
+    try:
+        with (
+            socket.create_connection((host, port), timeout=SECOND_LOOK) as line,
+            context.wrap_socket(line) as secured,
+        ):
+            return identity(secured.getpeercert(binary_form=True) or b"")
+    except (OSError, ValueError, ConfigError):
+        return None
+
+
+def _is_ended(secured: ssl.SSLSocket) -> bool:
+    """Whether the other side ends the connection, where a service that takes the caller would speak first."""
+    try:
+        return not secured.recv(1)
+    except ConnectionResetError:
+        return True

@@ -11,14 +11,17 @@ from __future__ import annotations
 import logging
 import os
 import secrets
+import select
 import shutil
 import signal
 import socket
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
+from types import FrameType
 
 import msgspec
 from prometheus_client import disable_created_metrics
@@ -38,11 +41,9 @@ from tablepuppet.wire.control import Control
 from tablepuppet.wire.desk import Desk
 from tablepuppet.wire.doorkeeper import Doorkeeper
 from tablepuppet.wire.flight_server import FlightServer, ServerTls
-from tablepuppet.wire.health import Health
 from tablepuppet.wire.journal import Journal
-from tablepuppet.wire.metrics_page import PATH, MetricsPage
+from tablepuppet.wire.metrics_page import PATH, Health, MetricsPage
 from tablepuppet.wire.reload import check_tables, reload
-from tablepuppet.wire.signals import Signals
 
 log = logging.getLogger("tablepuppet.party")
 CHECK = 1.0  # seconds between looks for silent sessions and connections
@@ -257,3 +258,24 @@ def _notify(state: str) -> None:
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as channel:
         channel.connect("\0" + address[1:] if address.startswith("@") else address)
         channel.sendall(state.encode())
+
+
+class Signals:
+    """The signals of a process that has taken them over; those that are ignored stay so, except for ``always``."""
+
+    def __init__(self, *numbers: int, always: int | None = None):
+        self._ours, self._theirs = socket.socketpair()
+        self._theirs.setblocking(False)
+        self.ignored = {number for number in numbers if signal.getsignal(number) is signal.SIG_IGN}  # as under nohup
+        for number in numbers:
+            if number not in self.ignored or number == always:
+                signal.signal(number, self._came)
+
+    def _came(self, number: int, _: FrameType | None) -> None:
+        with suppress(OSError):  # thousands that nobody has read yet: one more says nothing new
+            self._theirs.send(bytes([number]))
+
+    def wait(self, seconds: float) -> int | None:
+        """The next signal's number, or None if none comes for so many seconds."""
+        ready, _, _ = select.select([self._ours], [], [], seconds)
+        return self._ours.recv(1)[0] if ready else None

@@ -1,7 +1,7 @@
-"""A `Transport`: calls one party (its only method is `call`); `Capabilities` lists what else that party can do.
+"""A `Transport` calls one party (its only method is `call`); `Capabilities` lists what else that party can do.
 
-Input: a request. Output: the party's reply. Each kind of transport is a file: `in_process.py`,
-`flight_transport.py`, and `record.py`, which keeps what another transport brought.
+Input: a request. Output: the party's reply. A party in this process is called as it is, without a server and without
+copies; `flight_transport.py` calls one elsewhere, and `record.py` keeps what another transport brought.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
+from threading import BoundedSemaphore
 from typing import Protocol
 
 import numpy as np
@@ -16,6 +17,10 @@ from numpy.typing import NDArray
 
 from tablepuppet.party.local_table import LocalTable
 from tablepuppet.party.request import Reply, Request
+from tablepuppet.party.service import HERE, Party
+from tablepuppet.pieces import cores
+
+_CORES = BoundedSemaphore(cores())  # parties in this process share its cores; those elsewhere have their own
 
 
 class CategorySecrets(Protocol):
@@ -59,3 +64,24 @@ class Transport(ABC):
 
         LostError if the party is silent for its timeout; with ``patience`` it is tried once, for so many seconds.
         """
+
+
+class InProcessTransport(Transport):
+    """Hands requests to a party in this process, in the name of ``caller``."""
+
+    def __init__(self, party: Party, caller: str = HERE):
+        self.party, self._caller = party, caller
+        self.capabilities = Capabilities(
+            is_service=False, positions=self._positions, table=self._table, category_secrets=party
+        )
+
+    def call(self, request: Request, patience: float | None = None) -> Reply:
+        """The party's reply. It comes at once, so ``patience`` is not used."""
+        with _CORES:
+            return self.party.answer(self._caller, request)
+
+    def _table(self, session: str, alias: str) -> LocalTable:
+        return self.party.table(session, alias, self._caller)
+
+    def _positions(self, session: str, alias: str, row_ids: NDArray[np.int32]) -> NDArray[np.int64]:
+        return self._table(session, alias).positions(row_ids)

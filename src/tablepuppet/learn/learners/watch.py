@@ -15,8 +15,8 @@ from tablepuppet.learn.loss.joined_loss import JoinedLoss
 from tablepuppet.learn.rounds import Round
 from tablepuppet.learn.solve.allowance import RULE, Allowed
 from tablepuppet.relation import Relation
+from tablepuppet.runs.events import RoundRecord
 from tablepuppet.runs.figures import metric, metric_name, readable
-from tablepuppet.runs.records import RoundRecord
 
 CONVERGED, EARLY, USED_UP, LOST, STUCK = "converged", "early stop", "rounds used up", "party lost", "no step gains"
 STATES = {

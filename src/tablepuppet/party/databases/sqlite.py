@@ -1,12 +1,15 @@
 """A party whose tables are in a SQLite file, read through ADBC within one read transaction.
 
-SQLite keeps a type with every value and only a preference with the column: that is what is published, and a value
-that does not agree with it is an error. Order: rowid; the primary key without one; for views the read columns.
+SQLite takes any declaration and only prefers a storage class by it (https://sqlite.org/datatype3.html, section 3.1); it
+keeps a type with every value. What a column declares is published, and a value that does not agree with it is an error.
+A `SQLiteType` says how values are sent so that every batch has one type. Order: rowid; the primary key without one; for
+views the read columns.
 """
 
 from __future__ import annotations
 
 import logging
+import re
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
@@ -14,6 +17,7 @@ from functools import partial
 from typing import Any
 from urllib.parse import quote
 
+import pyarrow as pa
 from adbc_driver_manager import Error as DriverError
 from adbc_driver_sqlite import StatementOptions, dbapi
 
@@ -30,14 +34,25 @@ from tablepuppet.party.databases.foreign import (
 )
 from tablepuppet.party.databases.names import AskedColumn, find_table, identifier, numbered_by
 from tablepuppet.party.databases.paths import FileState, existing, state_of
-from tablepuppet.party.databases.pushdown import Value
+from tablepuppet.party.databases.pushdown import Comparable, Value, kind_of
 from tablepuppet.party.databases.sandbox import sandbox
-from tablepuppet.party.databases.sqlite_types import SQLiteType, duckdb_type, type_of_values
 from tablepuppet.party.databases.view_text import aggregating
 from tablepuppet.sql.query import Comparison
 
+_RULES = (
+    (r"BOOL.*", "BOOLEAN"),
+    (r"DATE", "DATE"),
+    (r"TIMESTAMP *(WITH TIME ZONE|TZ)", "TIMESTAMP WITH TIME ZONE"),
+    (r"(DATETIME|TIMESTAMP).*", "TIMESTAMP"),
+    (r"UUID", "UUID"),
+    (r"TIME", "TIME"),
+    (r"JSONB?", "JSON"),
+    (r".*INT.*", "BIGINT"),
+    (r".*(CHAR|CLOB|TEXT).*|ANY|", "VARCHAR"),
+    (r".*BLOB.*", "BLOB"),
+)
+_DECIMAL = re.compile(r"(?:DECIMAL|NUMERIC) *\( *(\d+) *(?:, *(\d+) *)?\)")
 logger = logging.getLogger(__name__)
-
 _CATALOG = """
     SELECT name, type, wr FROM pragma_table_list
     WHERE schema = 'main' AND type IN ('table', 'view', 'virtual') AND substr(name, 1, 7) <> 'sqlite_'
@@ -47,6 +62,89 @@ _VIEWS = "SELECT name, sql FROM sqlite_schema WHERE type = 'view'"
 _COLUMNS = "SELECT name, type, pk FROM pragma_table_xinfo(?) WHERE hidden <> 1 ORDER BY cid"
 _ROWIDS = ("rowid", "_rowid_", "oid")  # names of it, of which a column may take some
 _BATCH_ROWS = {StatementOptions.BATCH_ROWS.value: "65536"}
+
+
+@dataclass(frozen=True)
+class Storage:
+    """One of SQLite's storage classes: how a column is sent in it, and recognised."""
+
+    sent: str  # SQL over {column}
+    example: str  # a first value from which the driver learns the type
+    arrow: Any
+    classes: tuple[str, ...]  # the classes of values that are sent unharmed
+
+
+_INTEGER = Storage("{column}", "0", pa.int64(), ("integer",))
+_REAL = Storage(
+    "CASE typeof({column}) WHEN 'integer' THEN CAST({column} AS REAL) ELSE {column} END",
+    "0.0",
+    pa.float64(),
+    ("integer", "real"),
+)
+# As text, because SQLite itself has no decimals, dates or times: DuckDB reads them from the text.
+_TEXT = Storage(
+    "CASE typeof({column}) WHEN 'blob' THEN {column} ELSE CAST({column} AS TEXT) END",
+    "''",
+    pa.string(),
+    ("integer", "real", "text"),
+)
+
+
+def duckdb_type(declared: str) -> str:
+    """The DuckDB type of a declared type.
+
+    >>> [duckdb_type(declared) for declared in ("int unsigned", "NUMERIC(8,2)", "", "NUMERIC", "varchar(3)")]
+    ['BIGINT', 'DECIMAL(8,2)', 'VARCHAR', 'DOUBLE', 'VARCHAR']
+    """
+    name = declared.strip().upper()
+    if decimal := _DECIMAL.fullmatch(name):
+        digits, scale = int(decimal[1]), int(decimal[2] or 0)
+        return f"DECIMAL({digits},{scale})" if scale <= digits <= 38 else "DOUBLE"
+    return next((type_name for pattern, type_name in _RULES if re.fullmatch(pattern, name)), "DOUBLE")
+
+
+def type_of_values(classes: set[str]) -> str:
+    """The DuckDB type for values of these storage classes.
+
+    >>> type_of_values({"integer", "null"}), type_of_values({"integer", "real"}), type_of_values({"text", "real"})
+    ('BIGINT', 'DOUBLE', 'VARCHAR')
+    """
+    some = classes - {"null"}
+    if not some or some - {"integer", "real"}:
+        return "VARCHAR"
+    return "BIGINT" if some == {"integer"} else "DOUBLE"
+
+
+@dataclass(frozen=True)
+class SQLiteType:
+    """A column's type, as a DuckDB type."""
+
+    duckdb: str
+
+    @property
+    def storage(self) -> Storage:
+        """The storage class in which values are sent."""
+        return {"BIGINT": _INTEGER, "DOUBLE": _REAL}.get(self.duckdb, _TEXT)
+
+    def sent(self, column: str) -> str:
+        """SQLite's expression for what is sent."""
+        return self.storage.sent.format(column=column)
+
+    def restored(self, column: str) -> str:
+        """The same: DuckDB casts it."""
+        return column
+
+    @property
+    def orders_alike(self) -> bool:
+        """Not known: a value may be of any class. SQLite itself numbers rows."""
+        return False
+
+    def comparable(self, column: str) -> Comparable | None:
+        """How the column compares in SQLite; decimals are sent as text, and SQLite would compare them as text."""
+        if self.duckdb.startswith("DECIMAL"):
+            return None
+        kind = kind_of(self.duckdb)  # dates are texts there, in any form
+        return Comparable(f"({self.sent(column)}) COLLATE BINARY", "other" if kind == "date" else kind, digits=99)
 
 
 @dataclass(frozen=True)

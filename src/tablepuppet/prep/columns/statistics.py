@@ -19,8 +19,7 @@ from numpy.typing import NDArray
 from tablepuppet.errors import PartyError
 from tablepuppet.mapping.digests import number_digests
 from tablepuppet.operators.client import Client
-from tablepuppet.party.blind import Blinded, blind, digest_order, factorise
-from tablepuppet.party.canonical import canonical, check_families
+from tablepuppet.party.blind import Blinded, blind, canonical, check_families, digest_order, factorise
 from tablepuppet.party.groups import Grouped, all_grouped, rows_of
 from tablepuppet.party.local_table import LocalTable
 from tablepuppet.party.ops import Values, op
