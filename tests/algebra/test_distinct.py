@@ -99,10 +99,10 @@ def directions(messages: list[Message]) -> Counter[tuple[str, str]]:
     found: Counter[tuple[str, str]] = Counter()
     for message in messages:
         step, given = message.request, message.request.arguments
-        if "directions" in given or "rows" in given:
-            found[step.table, step.op] += np.atleast_2d(given.get("directions", given.get("rows")).T).shape[0]
+        if "directions" in given:
+            found[step.table, step.op] += np.atleast_2d(given["directions"].T).shape[0]
         elif step.op in ("rows.alike", "matrix.sums_by"):
-            found[step.table, step.op] += 1
+            found[step.table, step.op] += given.get("vectors", 1)
     return found
 
 
@@ -117,7 +117,7 @@ def test_narrow_tables_are_asked_once(tmp_path: Path, monkeypatch: pytest.Monkey
     sent, asked = traffic.bytes - before, directions(messages)
     assert asked == {
         ("r", "matrix.times"): 1, ("u", "matrix.times"): 3, ("m", "matrix.times"): 16 + 5 * 10,
-        ("m", "matrix.transposed_times"): 5 * 10, ("m", "rows.alike"): 1,
+        ("m", "matrix.sums_by"): 5 * 10, ("m", "rows.alike"): 1,
     }  # fmt: skip
     x = matrix(tmp_path / "b", wire="float32", plan="heuristic")
     before = x.source.engine.traffic.bytes
@@ -155,7 +155,7 @@ def test_min_rows_are_counted_at_the_party(tmp_path: Path, monkeypatch: pytest.M
     assert tp.linalg.kmeans(x, k=3, runs=1).inertia == pytest.approx(0.0, abs=1e-4)
     summed = [each.request for each in messages if each.request.op == "matrix.sums_by"]
     assert summed
-    assert all(len(step.arguments["labels"]) == ROWS for step in summed)
+    assert all(len(step.arguments["by"]) == ROWS for step in summed)
     party = open_party(write_file(tmp_path, table="matrix = true\nmin_rows = 21"))
     with pytest.raises(tp.PrivacyError, match="min_rows"):
         tp.linalg.kmeans(policed(party).sql("SELECT region FROM cards").matrix(), k=3, runs=1)

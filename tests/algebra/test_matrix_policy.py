@@ -148,7 +148,8 @@ def test_rows_that_are_listed_twice_count_once(tmp_path: Path) -> None:
         asked = dataclasses.replace(client)
         asked._announced = True
         replies = asked.ask(
-            "matrix.transposed_times", lambda *_, rows=rows: {"view": "w", "encoding": encoding.id, "rows": rows}
+            "matrix.sums_by",
+            lambda *_, rows=rows: {"view": "w", "encoding": encoding.id, "by": rows, "vectors": 1},
         )
         if is_refused:
             with pytest.raises(tp.PrivacyError, match="min_rows"):
@@ -166,14 +167,14 @@ def test_noise_cannot_be_had(tmp_path: Path) -> None:
     view = {"view": session.client.view, "encoding": "e"}
     for op, given in (
         ("matrix.times", {"directions": np.ones(1)}),
-        ("matrix.transposed_times", {"rows": np.ones(ROWS)}),
-        ("matrix.column_sums", {}),
+        ("matrix.sums_by", {"by": np.ones(ROWS), "vectors": 1}),
+        ("matrix.sums", {}),
         ("matrix.gram", {"joined_rows": 60}),
         ("matrix.apply", {"into": "f", "numbers": np.zeros(1, int), "groups": np.zeros(0, int),
                           "steps": [("sqrt", 0, 0)], "constants": np.zeros((0, 1))}),
         ("matrix.keep_times", {"into": "k", "directions": np.ones((1, 1))}),
-        ("matrix.row_largest", {"places": np.zeros(1, int), "scale": np.ones(1), "shift": np.ones(1)}),
-        ("matrix.row_places", {"places": np.zeros(1, int), "scale": np.ones(1), "shift": np.ones(1)}),
+        ("matrix.row_max", {"places": np.zeros(1, int), "scale": np.ones(1), "shift": np.ones(1)}),
+        ("matrix.row_max", {"places": np.zeros(1, int), "scale": np.ones(1), "shift": np.ones(1), "arg": True}),
     ):  # fmt: skip
         with pytest.raises(tp.PrivacyError, match=r"policy rule require_dp"):
             party.run("analyst", session.client.session, op, "cards", {**view, **given})

@@ -53,9 +53,9 @@ def separated(services: Services) -> Numbers:
 
 
 PROGRAMS: dict[str, tuple[Callable[[Services], Numbers], list[str]]] = {
-    "lm": (fitted, ["matrix.gram", "matrix.transposed_times", "matrix.times"]),
+    "lm": (fitted, ["matrix.gram", "matrix.sums_by", "matrix.times"]),
     "kmeans": (clustered, ["matrix.apply", "matrix.times", "matrix.sums_by"]),
-    "l2svm": (separated, ["matrix.keep_times", "matrix.kept_sums", "matrix.kept_transposed_times"]),
+    "l2svm": (separated, ["matrix.keep_times", "matrix.kept_sums", "matrix.sums_by"]),
 }
 
 

@@ -13,7 +13,7 @@ import pytest
 from tablepuppet.errors import PartyError
 from tablepuppet.party.policy import Policy
 from tablepuppet.party.service import Party
-from tablepuppet.wire import health
+from tablepuppet.wire import metrics_page
 from tablepuppet.wire.metrics_page import Health
 
 
@@ -36,8 +36,8 @@ def test_a_frozen_database_keeps_nobody_waiting(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Whoever looks hears after a moment that it is down, however many look; one question at a time is under way."""
-    monkeypatch.setattr(health, "SILENT", 0.1)
-    monkeypatch.setattr(health, "FRESH", 0.0)
+    monkeypatch.setattr(metrics_page, "SILENT", 0.1)
+    monkeypatch.setattr(metrics_page, "FRESH", 0.0)
     frozen = Frozen()
     found = Health(Party("bank", frozen, b"k", Policy()))  # type: ignore[arg-type] # all that health asks of it
     with caplog.at_level(logging.INFO, "tablepuppet.party"):

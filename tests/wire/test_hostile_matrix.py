@@ -12,7 +12,7 @@ import pytest
 
 import tablepuppet as tp
 import tablepuppet.learn.party_ops
-from tablepuppet.algebra.row_ops import largest_of_rows
+from tablepuppet.algebra.ops import largest_of_rows
 from tablepuppet.party.allowance import Allowance, allowed
 from tablepuppet.party.limits import CallerLimits
 from tablepuppet.prep.encode.encoded_table import EncodedTable
@@ -35,35 +35,60 @@ def opened(folder: Path, amounts: Any = None, **settings: str) -> Attacker:
     return attacker
 
 
-@pytest.mark.parametrize("op", ["matrix.column_sums", "matrix.column_squares"])
-def test_sums_of_columns_need_the_opt_in(tmp_path: Path, op: str) -> None:
+@pytest.mark.parametrize("squared", [False, True])
+def test_sums_of_columns_need_the_opt_in(tmp_path: Path, squared: bool) -> None:
     """The steps that columns are made by, and how often rows count, are the caller's choice."""
     with pytest.raises(tp.PrivacyError, match="policy rule matrix"):
-        opened(tmp_path).run("s", op, **VIEW)
+        opened(tmp_path).run("s", "matrix.sums", **VIEW, squared=squared)
     (tmp_path / "other").mkdir()
-    assert opened(tmp_path / "other", table="matrix = true").run("s", op, **VIEW)["sums"].shape == (1,)
+    attacker = opened(tmp_path / "other", table="matrix = true")
+    assert attacker.run("s", "matrix.sums", **VIEW, squared=squared)["sums"].shape == (1,)
+
+
+def test_vectors_are_as_many_as_are_counted(tmp_path: Path) -> None:
+    """However U is given: as numbers, as groups of rows, or by the name of a vector that the party keeps."""
+    half = np.arange(ROWS) % 2
+    two = np.stack([half, 1 - half], axis=1).astype(np.float64)
+    wrong: list[tuple[Any, int, str]] = [
+        (two, 1, "another number of columns"), (two[:, 0], 2, "another number of columns"),
+        (np.zeros((ROWS, 0)), 1, "another number of columns"), ("k", 1, "another number of columns"),
+        (half, 1, "below 1"), (half - 1, 2, "below 2"), ("none", 1, "keeps no vector"), (two[1:], 2, "do not fit"),
+    ]  # fmt: skip
+    attacker = opened(tmp_path, table="matrix = true")
+    attacker.run("s", "matrix.keep_rows", view="v", into="k", rows=two)
+    for by, vectors, refusal in wrong:
+        with pytest.raises(tp.PartyError, match=refusal):
+            attacker.run("s", "matrix.sums_by", **VIEW, by=by, vectors=vectors)
+    for number, given in enumerate((two, half, "k")):
+        (tmp_path / str(number)).mkdir()
+        attacker = opened(tmp_path / str(number), table="matrix = true", limits="max_matrix_columns = 5")
+        attacker.run("s", "matrix.keep_rows", view="v", into="k", rows=two)  # two of the five
+        found = attacker.run("s", "matrix.sums_by", **VIEW, by=given, vectors=2)["sums"]
+        assert found.shape == (1, 2)
+        with pytest.raises(tp.PrivacyError, match="max_matrix_columns"):
+            attacker.run("s", "matrix.sums_by", **VIEW, by=given, vectors=2)
 
 
 def test_centres_fit_their_columns(tmp_path: Path) -> None:
     """A number for each column of numbers, under a name that is no encoding's; what is asked of it needs the opt-in."""
     attacker = opened(tmp_path, table="matrix = true")
-    before = attacker.run("s", "matrix.column_sums", **VIEW)["sums"]
+    before = attacker.run("s", "matrix.sums", **VIEW)["sums"]
     for centres in (np.zeros(2), np.zeros(0)):
         with pytest.raises(tp.PartyError, match="centres of shape"):
             attacker.run("s", "matrix.centre", **VIEW, into="c", centres=centres)
         with pytest.raises(tp.PartyError, match="centres of shape"):
-            attacker.run("s", "matrix.column_squares", **VIEW, centres=centres)
+            attacker.run("s", "matrix.sums", **VIEW, squared=True, centres=centres)
     with pytest.raises(tp.PartyError, match="is the name of an encoding"):
         attacker.run("s", "matrix.centre", **VIEW, into=VIEW["encoding"], centres=np.ones(1))
     for _ in range(2):  # what was kept under the name is forgotten
         assert attacker.run("s", "matrix.centre", **VIEW, into="c", centres=np.ones(1)) == {}
-    after = attacker.run("s", "matrix.column_sums", view=VIEW["view"], encoding="c")["sums"]
+    after = attacker.run("s", "matrix.sums", view=VIEW["view"], encoding="c")["sums"]
     assert after == pytest.approx(before - ROWS)
     (tmp_path / "other").mkdir()
     closed = opened(tmp_path / "other")
     closed.run("s", "matrix.centre", **VIEW, into="c", centres=np.ones(1))
     with pytest.raises(tp.PrivacyError, match="policy rule matrix"):
-        closed.run("s", "matrix.column_sums", view=VIEW["view"], encoding="c")
+        closed.run("s", "matrix.sums", view=VIEW["view"], encoding="c")
 
 
 def test_centres_of_a_gram_matrix_tell_no_more_than_means(tmp_path: Path) -> None:
@@ -84,7 +109,7 @@ def test_sums_of_columns_are_masked(tmp_path: Path) -> None:
     rules = dataclasses.replace(table.grant.rules, secure_sum=True)
     object.__setattr__(table.grant, "rules", rules)
     with pytest.raises(tp.PrivacyError, match="policy rule secure_sum"):
-        attacker.run("s", "matrix.column_sums", **VIEW)
+        attacker.run("s", "matrix.sums", **VIEW)
 
 
 def test_functions_of_few_rows_are_refused(tmp_path: Path) -> None:
@@ -95,7 +120,7 @@ def test_functions_of_few_rows_are_refused(tmp_path: Path) -> None:
     with pytest.raises(tp.PrivacyError, match="policy rule min_rows"):
         attacker.run("s", "matrix.apply", **one, steps=above, constants=np.array([[1000.0]]))
     attacker.run("s", "matrix.apply", **one, steps=above, constants=np.array([[40.0]]))
-    assert attacker.run("s", "matrix.column_sums", view="v", encoding="f")["sums"].shape == (1,)
+    assert attacker.run("s", "matrix.sums", view="v", encoding="f")["sums"].shape == (1,)
 
 
 @pytest.mark.parametrize("often", [1, 90])
@@ -171,8 +196,8 @@ def test_time_is_looked_at_between_columns() -> None:
     ("op", "arguments"),
     [
         ("matrix.apply", {"into": "f", "numbers": np.array(0), "groups": NONE, "steps": [("square", 0, 0)]}),
-        ("matrix.column_sums", {"view": [1], "secure": {"number": 1, "bits": {"sums": 1}}}),
-        ("matrix.column_sums", {"view": {"v": 1}, "secure": {"number": 1, "bits": {"sums": 1}}}),
+        ("matrix.sums", {"view": [1], "secure": {"number": 1, "bits": {"sums": 1}}}),
+        ("matrix.sums", {"view": {"v": 1}, "secure": {"number": 1, "bits": {"sums": 1}}}),
     ],
 )
 def test_odd_kinds_are_refused_in_words(tmp_path: Path, op: str, arguments: dict[str, Any]) -> None:

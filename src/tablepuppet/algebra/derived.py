@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from tablepuppet.algebra.functions import Function
-from tablepuppet.algebra.ops import applied
+from tablepuppet.algebra.kept_ops import applied
 from tablepuppet.algebra.placement import Placement
 from tablepuppet.algebra.products import TableProducts
 from tablepuppet.errors import LearnError

@@ -47,7 +47,7 @@ def gram(products: TableProducts, weights: Array | None = None) -> Array:
                 met[alias] = np.concatenate(moved, axis=1)
                 places[alias] = np.concatenate([_places(products, other, is_number) for other, _ in parts])
         if met:
-            asked.append((places, products.ask_table_sums(met, run, exact=True)))
+            asked.append((places, products.ask_sums_by_table(met, run, exact=True)))
     for places, replies in asked:
         for alias, sums in replies().items():
             found[products.blocks[alias], places[alias]] = sums

@@ -133,7 +133,7 @@ class Keeper:
     def ask_transposed_times(self, products: TableProducts, slot: Slot, columns: int) -> Result:
         """Ask for X^T u, (d, k)."""
         step = self._step("X.T @ u", columns, products.width(self.alias))
-        pending = self._ask(step, "matrix.kept_transposed_times", products, kept=slot.name, vectors=columns)
+        pending = self._ask(step, "matrix.sums_by", products, by=slot.name, vectors=columns)
         return Result(lambda: self._sums(pending, columns))
 
     def _sums(self, pending: Pending, columns: int) -> Array:

@@ -2,57 +2,58 @@
 
 T (rows x width) are the shard's encoded rows, w counts how often each of them is joined, N counts the joined rows:
 
-    matrix.times               T V                      one number per row and direction
-    matrix.transposed_times    T^T U                    one sum per encoded column and direction
-    matrix.sums_by             T^T U                    for the 0/1 matrix U of groups of rows
-    matrix.column_sums         T^T w
-    matrix.column_squares      (T * T)^T w              of T less centres if they are given
-    matrix.centre              T less centres, stored here under a new name, which the other ops can use
-    matrix.gram                T^T diag(w) T / N        with noise if that is asked for, of T less centres if they are
-    matrix.weighted_gram       T^T diag(u) T / N        u as U
-    matrix.apply               f(T), stored here under a new name, which the other ops can use
-    matrix.values              T, cell by cell          only columns whose policy says so (``values``)
+    matrix.times            T V                      one number per row and direction
+    matrix.sums_by          T^T U                    one sum per encoded column and vector; U is sent, as numbers or as
+                                                     groups of rows, or kept at the party (`kept_ops.py`)
+    matrix.sums             T^T w, (T * T)^T w       of T less centres if they are given
+    matrix.gram             T^T diag(w) T / N        with noise if that is asked for, of T less centres if they are
+    matrix.weighted_gram    T^T diag(u) T / N        u as U
+    matrix.row_max          max_j (scale_j T[:, place_j] + shift_j), or the first j of that number
+    matrix.values           T, cell by cell          only columns whose policy says so (``values``)
 
-The caller chooses V, U, u and f: with unit vectors as V, T V is T itself. It also chooses w, and by which steps T is
+The caller chooses V, U and u: with unit vectors as V, T V is T itself. It also chooses w, and by which steps T is
 encoded. So a table's policy must allow these ops, all but ``matrix.gram`` (``matrix = true``), and the party counts the
-columns of V and U, those that f is applied to, and w as one (``limits.max_matrix_columns``). Learners use only
-``matrix.gram`` of them: their directions come from their algorithms, and their ops have other rules.
+columns of V and U, and w as one (``limits.max_matrix_columns``). Learners use only ``matrix.gram`` of them: their
+directions come from their algorithms, and their ops have other rules.
 
 A noisy Gram matrix is not weighted by w. Every row is clipped to the length of a row whose numbers are about 1, so that
 a row counts once however often it is joined. n counts the table's rows:
 
     K = sum_r c_r^2 t_r t_r^T / n + noise               |c_r t_r|^2 <= columns of the table
+
+The smallest number of a row is minus the largest one of -X. Category columns are 0 or 1, and at most one of a group is
+1, so the values of a group's columns are looked up by the row's code.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
-from typing import Annotated
+from collections.abc import Iterator, Mapping
+from typing import Annotated, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from tablepuppet.algebra.functions import FunctionSteps, check_steps, evaluate, evaluated
+from tablepuppet.algebra.kept_ops import Places, check_weighed, flat, released
 from tablepuppet.arrays import lossless
 from tablepuppet.errors import PartyError
 from tablepuppet.party.added_noise import GramNoise
-from tablepuppet.party.allowance import check_memory, check_reply
-from tablepuppet.party.arguments import Means, Name, Positive, Some, Within
+from tablepuppet.party.allowance import check_memory, check_reply, check_time
+from tablepuppet.party.arguments import List, Means, Name, Positive, Some, Within
 from tablepuppet.party.groups import Grouped
-from tablepuppet.party.local_table import LocalTable, RelationRows
+from tablepuppet.party.local_table import LocalTable
 from tablepuppet.party.ops import Values, op
 from tablepuppet.party.release import Release
-from tablepuppet.party.returns import ANY, OUTPUTS, ROW_OUTPUTS, ROWS, WIDTH, Numbers, OfGroups, OfRows
-from tablepuppet.prep.encode.encode import EncodedShard, encoded, encoded_for_noise
+from tablepuppet.party.returns import ANY, OUTPUTS, ROW_OUTPUTS, ROWS, WIDTH, Asked, Numbers, OfGroups, OfRows
+from tablepuppet.prep.encode.encode import encoded, encoded_for_noise
 from tablepuppet.prep.encode.encoded_table import EncodedTable, SealedTable, check_length
 from tablepuppet.prep.encode.gram_groups import fewest_rows, without_pairs
 from tablepuppet.privacy.clip import blocks, kept_shares
 
 Array = NDArray[np.float64]
-Places = Annotated[NDArray[np.int64], Within(dimensions=(1,), size=10_000)]
+Whole = NDArray[np.int64]
+Vectors = NDArray[np.floating[Any]]
 Labels = Annotated[NDArray[np.integer], Within(dimensions=(1,))]
-Constants = Annotated[NDArray[np.float64], Within(dimensions=(2,))]
 
 
 @op(
@@ -69,121 +70,61 @@ def times(table: LocalTable, view: str, encoding: str, directions: Array, exact:
 
 
 @op(
-    "matrix.transposed_times",
-    asked="the relation as a matrix",
-    releases=Release.GRADIENT_SUMS,
-    directions="rows",
-    summed=("sums",),
-    returns={"sums": Numbers((WIDTH, OUTPUTS))},
-)
-def transposed_times(table: LocalTable, view: str, encoding: str, rows: Array) -> Values:
-    """T^T U: (width,) for one direction, else (width, directions); each weighs no row, or at least ``min_rows``."""
-    data = encoded(table, view, encoding)
-    check_length("values", rows, len(data.dense))
-    check_weighed(table, table.view(view), rows)
-    return {"sums": data.transposed_times(rows)}
-
-
-@op(
     "matrix.sums_by",
     asked="the relation as a matrix",
     releases=Release.GRADIENT_SUMS,
-    directions="groups",
+    directions="vectors",
     summed=("sums",),
     returns={"sums": Numbers((WIDTH, OUTPUTS))},
 )
-def sums_by(table: LocalTable, view: str, encoding: str, labels: Labels, groups: Some) -> Values:
-    """T^T U for the 0/1 matrix U of groups of rows, by the number of each row's group; of ``min_rows`` rows or none."""
+def sums_by(table: LocalTable, view: str, encoding: str, by: Vectors | Labels | Name, vectors: Some) -> Values:
+    """T^T U: (width,) for one vector, else (width, vectors); each weighs no row, or at least ``min_rows``.
+
+    ``by`` is U, whose columns are ``vectors``; or for a 0/1 matrix U the number of each row's group, of so many; or the
+    name of a kept vector.
+    """
     data, rows = encoded(table, view, encoding), table.view(view)
-    check_length("values", labels, len(data.dense))
-    if len(labels) and (labels.min() < 0 or labels.max() >= groups):
-        raise PartyError(f"labels must be at least 0 and below {groups:,}")
-    if table.grant.rules.min_rows:
-        check_memory(len(labels) * groups)
-        check_weighed(table, rows, labels[:, None] == np.arange(groups))
-    found = data.sums_by(labels, groups)
-    return {"sums": found[:, 0] if groups == 1 else found}
+    if isinstance(by, str):
+        return {"sums": flat(data.transposed_times(released(table, view, by, vectors)))}
+    check_length("values", by, len(data.dense))
+    if by.dtype.kind == "f":
+        if (by.shape[1] if by.ndim == 2 else 1) != vectors:
+            raise PartyError(f"op 'matrix.sums_by': the array has another number of columns than {vectors:,}")
+        check_weighed(table, rows, by)
+    else:
+        if len(by) and (by.min() < 0 or by.max() >= vectors):
+            raise PartyError(f"numbers of groups must be at least 0 and below {vectors:,}")
+        if table.grant.rules.min_rows:
+            check_memory(len(by) * vectors)
+            check_weighed(table, rows, by[:, None] == np.arange(vectors))
+    return {"sums": flat(weighed_sums(data, by, vectors))}
 
 
-def check_weighed(table: LocalTable, view: RelationRows, rows: Array) -> None:
-    """PrivacyError if a direction weighs some rows, but too few to hide among; by what was asked alone."""
-    least = table.grant.rules.min_rows
-    if not least:
-        return
-    weighed = (rows if rows.ndim == 2 else rows[:, None]) != 0
-    if not view.is_each_once:  # a row that is listed twice counts once
-        distinct, places = np.unique(view.row_ids, return_inverse=True)
-        weighed = np.stack([np.bincount(places, column, len(distinct)) > 0 for column in weighed.T], axis=1)
-    found = np.count_nonzero(weighed, axis=0)
-    if np.any((found > 0) & (found < least)):
-        reason = "leave out columns that few rows have, or take larger groups: a product would be a sum over fewer than"
-        raise table.grant.refusal("min_rows", f"{reason} {least} of its rows")
-
-
-def check_varied(table: LocalTable, view: RelationRows, values: Array) -> None:
-    """PrivacyError if all rows of a column but some, too few to hide among, have one value."""
-    least = table.grant.rules.min_rows
-    if not least or not len(values):
-        return
-    rising = np.sort(np.ascontiguousarray(values[view.firsts].T))  # (columns, different rows)
-    shared = (rising[:, :least] == rising[:, -least:]).any(axis=1)  # by all but fewer than ``least``
-    if np.any(shared & (rising[:, 0] != rising[:, -1])):
-        raise table.grant.refusal(
-            "min_rows",
-            f"a step of the function, such as a comparison, makes fewer than {least} of its rows differ from all "
-            "others; compare with a number that so many rows are above and below; to limit numbers, write np.clip",
-        )
+def weighed_sums(data: EncodedTable, by: NDArray[Any], vectors: int) -> Array:
+    """T^T U of rows that are here, by U or the numbers of groups."""
+    return data.transposed_times(by) if by.dtype.kind == "f" else data.sums_by(by, vectors)
 
 
 @op(
-    "matrix.column_sums",
+    "matrix.sums",
     asked="the relation as a matrix",
     releases=Release.STATISTICS | Release.GRADIENT_SUMS,
     directions="view",
     summed=("sums",),
     returns={"sums": OfRows(Numbers((WIDTH,)), Release.PREDICTIONS)},
 )
-def column_sums(table: LocalTable, view: str, encoding: str) -> Values:
-    """T^T w."""
-    return {"sums": encoded(table, view, encoding).transposed_times(joined_counts(table, view))}
-
-
-@op(
-    "matrix.column_squares",
-    asked="the relation as a matrix",
-    releases=Release.STATISTICS | Release.GRADIENT_SUMS,
-    directions="view",
-    summed=("sums",),
-    returns={"sums": OfRows(Numbers((WIDTH,)), Release.PREDICTIONS)},
-)
-def column_squares(table: LocalTable, view: str, encoding: str, centres: Means | None = None) -> Values:
-    """(T * T)^T w; with ``centres``, (numbers,), these are subtracted from the columns of numbers first."""
+def sums(table: LocalTable, view: str, encoding: str, squared: bool = False, centres: Means | None = None) -> Values:
+    """T^T w, or (T * T)^T w; with ``centres``, (numbers,), these are subtracted from the columns of numbers first."""
     data = encoded(table, view, encoding)
     if centres is not None:
-        data = _centred(data, centres)
-    return {"sums": squares_of(data, joined_counts(table, view))}
+        check_length("centres", centres, data.dense.shape[1])
+        data = data.centred(centres)
+    return {"sums": counted_sums(data, joined_counts(table, view), squared)}
 
 
-@op("matrix.centre", asked="the relation as a matrix", releases=Release.COUNTS, returns={})
-def centre(table: LocalTable, view: str, encoding: str, into: Name, centres: Means) -> Values:
-    """Keep T less ``centres``, (numbers,), under the name ``into``: products of columns far from zero lose digits.
-
-    No direction is counted: whatever is asked of it follows from the same of T, from its sums and from N.
-    """
-    data = _centred(encoded(table, view, encoding), centres)
-    _keep(table, view, into, data, "matrix.centre")
-    return {}
-
-
-def _centred(data: EncodedTable, centres: Array) -> EncodedTable:
-    check_length("centres", centres, data.dense.shape[1])
-    return data.centred(centres)
-
-
-def squares_of(data: EncodedTable, weights: Array) -> Array:
-    """The weighted squares of every encoded column; those of categories are 0 and 1."""
-    squared = EncodedTable(data.dense**2, data.codes, data.sizes)
-    return squared.transposed_times(weights)
+def counted_sums(data: EncodedTable, counts: Array, squared: bool) -> Array:
+    """T^T w or (T * T)^T w of rows that are here; columns of categories are 0 and 1, and so are their squares."""
+    return (EncodedTable(data.dense**2, data.codes, data.sizes) if squared else data).transposed_times(counts)
 
 
 @op(
@@ -206,79 +147,6 @@ def weighted_gram(
     check_length("values", rows, len(data.dense))
     check_weighed(table, table.view(view), rows)
     return {"gram": data.gram(rows.astype(np.float64)) / joined_rows}
-
-
-@op(
-    "matrix.apply",
-    asked="the relation as a matrix, functions of columns",
-    releases=Release.COUNTS,
-    directions="numbers",
-    returns={},
-)
-def apply(
-    table: LocalTable,
-    view: str,
-    encoding: str,
-    into: Name,
-    numbers: Places,
-    groups: Places,
-    steps: FunctionSteps,
-    constants: Constants,
-) -> Values:
-    """Keep a function of some of the table's numbers under the name ``into``, and the codes of some categories with it.
-
-    ``numbers`` are places among the numeric columns, ``groups`` among those of categories. What was kept under that
-    name is forgotten. PartyError if the function is not finite in some row, PrivacyError if some step of it is the same
-    in all rows but a few: a difference that later steps hide could be found again in sums.
-    """
-    data = encoded(table, view, encoding)
-    check_steps(steps, constants, len(numbers))
-    for places, most in ((numbers, data.dense.shape[1]), (groups, len(data.codes))):
-        if len(places) and (places.min() < 0 or places.max() >= most):
-            raise PartyError(f"places of columns must be at least 0 and below {most:,}")
-    _forget(table, view, into, "matrix.apply")
-    check_memory(8 * (len(steps) + 4) * len(data.dense) * max(len(numbers), 1))
-    for result in evaluated(steps, constants, data.dense[:, numbers]):
-        check_varied(table, table.view(view), result)
-    found = _beside_groups(data, result, groups)
-    if not np.isfinite(found.dense).all():
-        raise PartyError(
-            f"party {table.grant.party!r}, table {table.grant.table!r}: the function is not finite for some rows; its "
-            "columns are standardised numbers, below zero for what is below the mean"
-        )
-    _keep(table, view, into, found, "matrix.apply")
-    return {}
-
-
-class Applied(EncodedShard):
-    """What ``matrix.apply`` and ``matrix.centre`` keep at a party."""
-
-
-def _forget(table: LocalTable, view: str, into: str, op_name: str) -> None:
-    """Free the memory of what was kept under a name before; PartyError if that is an encoding."""
-    if f"{view}/{into}" in table.state and not isinstance(table.state[f"{view}/{into}"], Applied):
-        raise PartyError(f"op {op_name!r}: {into!r} is the name of an encoding")
-    table.state.pop(f"{view}/{into}", None)
-
-
-def _keep(table: LocalTable, view: str, into: str, data: EncodedTable, op_name: str) -> None:
-    _forget(table, view, into, op_name)
-    table.state[f"{view}/{into}"] = Applied(SealedTable.of(data, table.snapshot.look), table.view(view), private=False)
-
-
-def applied(
-    data: EncodedTable, numbers: NDArray[np.int64], groups: NDArray[np.int64], steps: FunctionSteps,
-    constants: Array,
-) -> EncodedTable:  # fmt: skip
-    """A function of some numbers of a table, and some of its categories."""
-    return _beside_groups(data, evaluate(steps, constants, data.dense[:, numbers]), groups)
-
-
-def _beside_groups(data: EncodedTable, numbers: Array, groups: NDArray[np.int64]) -> EncodedTable:
-    """Numbers of a table's rows, and some of its categories."""
-    chosen = groups.tolist()
-    codes, sizes = tuple(data.codes[place] for place in chosen), tuple(data.sizes[place] for place in chosen)
-    return EncodedTable(np.ascontiguousarray(numbers), codes, sizes)
 
 
 @op(
@@ -349,3 +217,83 @@ def noisy_gram(table: LocalTable, data: SealedTable, noise: GramNoise) -> Array:
 def gram_noise(columns: int, noise: GramNoise) -> float:
     """The noise in one number of K, for a table with this number of columns before they were encoded."""
     return noise.multiplier * columns / noise.table_rows
+
+
+class NumberOrPlace:
+    """What ``matrix.row_max`` returns of each row: a number, or a place among the columns."""
+
+    def check(self, value: Any, asked: Asked, reply: Mapping[str, Any]) -> None:
+        """Raise `Wrong` or `NotFinite` unless it is such an array."""
+        of_places = Numbers((ROWS,), "u", places_in="places")
+        (of_places if asked.arguments.get("arg") else Numbers((ROWS,))).check(value, asked, reply)
+
+
+@op(
+    "matrix.row_max",
+    asked="the relation as a matrix, extremes of rows",
+    releases=Release.PREDICTIONS,
+    directions="scale",
+    returns={"outputs": NumberOrPlace()},
+)
+def row_max(
+    table: LocalTable, view: str, encoding: str, places: Places, scale: List, shift: List, arg: bool = False
+) -> Values:
+    """The largest number of every row among some encoded columns, each scaled and shifted; with ``arg`` which of these
+    columns has it: the first, if several have.
+    """
+    data = encoded(table, view, encoding)
+    if not 0 < len(places) == len(scale) == len(shift) or places.min() < 0 or places.max() >= data.width:
+        raise PartyError(
+            f"places of columns must be at least 0 and below {data.width:,}, with a scale and a shift each"
+        )
+    found = largest_of_rows(data, places, scale, shift)
+    return {"outputs": found[1].astype(np.min_scalar_type(len(places))) if arg else found[0].astype(table.wire)}
+
+
+class Largest:
+    """The largest of the numbers that each row was offered, and the first place of it."""
+
+    def __init__(self, rows: int):
+        self.values: Array = np.full(rows, -np.inf)
+        self.places: Whole = np.zeros(rows, np.int64)
+
+    def offer(self, values: Array, places: Whole | int) -> None:
+        """Take the numbers that are larger, or as large and at a place before."""
+        better = (values > self.values) | ((values == self.values) & (places < self.places))
+        np.copyto(self.values, values, where=better)
+        np.copyto(self.places, places, where=better)
+
+
+def largest_of_rows(data: EncodedTable, places: NDArray[np.integer], scale: Array, shift: Array) -> tuple[Array, Whole]:
+    """(the largest of ``scale * T[:, places] + shift`` in every row, which of ``places`` it is of), (rows,) each."""
+    found, numbers = Largest(len(data.dense)), data.dense.shape[1]
+    for number, place in enumerate(places):
+        check_time()
+        if place < numbers:
+            found.offer(data.dense[:, place] * scale[number] + shift[number], number)
+    start = numbers
+    for codes, size in zip(data.codes, data.sizes, strict=True):
+        here = np.flatnonzero((places >= start) & (places < start + size))
+        if len(here):
+            known = _by_code(places[here] - start, scale[here], shift[here], size)
+            found.offer(known.values[codes], here[known.places[codes]])  # the code -1, for none, finds the last
+        start += size
+    return found.values, found.places
+
+
+def _by_code(columns: NDArray[np.integer], scale: Array, shift: Array, size: int) -> Largest:
+    """The largest number of a group in a row, by the row's code; the last is for rows without a code."""
+    found = Largest(size + 1)
+    order = np.argsort(-shift, kind="stable")  # where columns are 0
+    first = order[0]
+    found.offer(np.full(size + 1, shift[first]), int(first))
+    others = order[columns[order] != columns[first]]
+    here = columns[first]  # where the first is 1, the largest of the others
+    found.values[here], found.places[here] = (shift[others[0]], others[0]) if len(others) else (-np.inf, 0)
+    ones = np.lexsort((np.arange(len(columns)), -(scale + shift), columns))  # by column: where it is 1
+    own, starts = np.unique(columns[ones], return_index=True)
+    best = ones[starts]
+    values, places = np.full(size + 1, -np.inf), np.zeros(size + 1, np.int64)
+    values[own], places[own] = (scale + shift)[best], best
+    found.offer(values, places)
+    return found

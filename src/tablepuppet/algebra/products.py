@@ -24,9 +24,8 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from tablepuppet.algebra.nearest import Nearest
-from tablepuppet.algebra.ops import squares_of
+from tablepuppet.algebra.ops import Largest, counted_sums, largest_of_rows, weighed_sums
 from tablepuppet.algebra.placement import Placement, PricedStep, Run
-from tablepuppet.algebra.row_ops import Largest, largest_of_rows
 from tablepuppet.arrays import are_within, lossless
 from tablepuppet.errors import LearnError
 from tablepuppet.mapping.joined_rows import JoinedRows
@@ -188,7 +187,8 @@ class TableProducts:
             rows = [self.scattered(alias, values, exact) for alias in asked]
         for each in rows or [values]:
             check_finite("U of X.T @ U", each)
-        return self._by_blocks(self.ask_table_sums(dict(zip(asked, rows, strict=True)), exact=exact), values.shape[1])
+        found = self.ask_sums_by_table(dict(zip(asked, rows, strict=True)), exact=exact)
+        return self._by_blocks(found, values.shape[1])
 
     def ask_sums_by(
         self, labels: NDArray[np.integer], groups: int, aliases: list[str] | None = None, weights: Array | None = None
@@ -198,21 +198,15 @@ class TableProducts:
         With ``aliases`` of some tables only; sums of other columns are 0. With ``weights`` a row counts as so many.
         """
         wanted, tables = self.tables if aliases is None else aliases, self.rows.tables
-        small, rows = labels.astype(np.min_scalar_type(groups)), dict[str, Floats]()
-        still = [alias for alias in wanted if weights is None and tables[alias].is_identity]  # whose rows are joined
+        small, by = labels.astype(np.min_scalar_type(groups)), dict[str, NDArray[Any]]()
         for alias in wanted:
-            if alias not in still:
-                rows[alias] = self._spread(alias, self.rows.counts_by(alias, small, groups, weights))
+            if weights is None and tables[alias].is_identity:  # its rows are the joined rows
+                by[alias] = small
+            else:
+                by[alias] = self._spread(alias, self.rows.counts_by(alias, small, groups, weights))
         there = [alias for alias in wanted if alias not in self.cells]
         run = self.placement.begin(PricedStep.transposed(dict.fromkeys(there, groups), self))
-        by_label = self.ask_tables(
-            run, "matrix.sums_by", "sums", still,
-            lambda _, shard: {"labels": small[shard.slice], "groups": groups},
-            lambda _, data: data.sums_by(small, groups),
-            lambda alias: {"sums": self.shape[0] * math.sqrt(self.square(alias))},
-        )  # fmt: skip
-        by_row = self.ask_table_sums(rows, run)
-        return self._by_blocks(lambda: by_label() | by_row(), groups)
+        return self._by_blocks(self.ask_sums_by_table(by, run, groups=groups), groups)
 
     def _spread(self, alias: str, counts: NDArray[Any]) -> Floats:
         """Counts of a table's rows as they are multiplied; base rows that others stand for have 0."""
@@ -236,28 +230,24 @@ class TableProducts:
 
     def ask_column_sums(self) -> Result:
         """Ask for the sums of columns, (d,)."""
-        return self._ask_statistic("sums", lambda data, counts: data.transposed_times(counts))
+        return self._ask_statistic("sums", {})
 
     def ask_column_squares(self, centres: Array | None = None) -> Result:
         """Ask for the sums of the squares of columns, (d,); with ``centres``, (d,), of numbers less these."""
-        if centres is None:
-            return self._ask_statistic("squares", squares_of)
-        by_alias = {a: centres[self.blocks[a]][: self._numbers[a]] for a in self.tables}
-        given = {alias: {"centres": each} for alias, each in by_alias.items()}
-        return self._ask_statistic("squares", squares_of, given)
+        by_alias = {} if centres is None else {a: centres[self.blocks[a]][: self._numbers[a]] for a in self.tables}
+        return self._ask_statistic("squares", by_alias)
 
-    def _ask_statistic(
-        self, kind: str, here: Callable[[EncodedTable, Array], Array],
-        given: Mapping[str, Mapping[str, Array]] | None = None,
-    ) -> Result:  # fmt: skip
-        run, given = self.placement.begin(PricedStep.statistic(kind, self)), given or {}
+    def _ask_statistic(self, kind: str, centres: Mapping[str, Array]) -> Result:
+        run = self.placement.begin(PricedStep.statistic(kind, self))
+        squared = {"squared": True} if kind == "squares" else {}
 
         def compute(alias: str, data: EncodedTable) -> Array:
-            moved = data.centred(given[alias]["centres"]) if alias in given else data
-            return here(moved, self.rows.tables[alias].counts.astype(np.float64))
+            moved = data.centred(centres[alias]) if alias in centres else data
+            return counted_sums(moved, self.rows.tables[alias].counts.astype(np.float64), kind == "squares")
 
         replies = self.ask_tables(
-            run, f"matrix.column_{kind}", "sums", self.tables, lambda alias, _: given.get(alias, {}), compute,
+            run, "matrix.sums", "sums", self.tables,
+            lambda alias, _: squared | ({"centres": centres[alias]} if alias in centres else {}), compute,
             lambda alias: {"sums": self.shape[0] * self.square(alias)},
         )  # fmt: skip
         return self._by_blocks(replies, 1, is_flat=True)
@@ -275,14 +265,14 @@ class TableProducts:
         }
         run = self.placement.begin(PricedStep.extremes(self, with_places, arguments))
 
-        def ask(op: str, reply: str, which: int) -> ByTable:
+        def ask(arg: bool) -> ByTable:
             return self.ask_tables(
-                run, op, reply, list(arguments), lambda alias, _: arguments[alias],
-                lambda alias, data: largest_of_rows(data, **arguments[alias])[which],
+                run, "matrix.row_max", "outputs", list(arguments),
+                lambda alias, _: arguments[alias] | ({"arg": True} if arg else {}),
+                lambda alias, data: largest_of_rows(data, **arguments[alias])[arg],
             )  # fmt: skip
 
-        values = ask("matrix.row_largest", "outputs", 0)
-        places = ask("matrix.row_places", "places", 1) if with_places else dict
+        values, places = ask(arg=False), ask(arg=True) if with_places else dict
         found, outputs, firsts = Largest(self.shape[0]), values(), places()
         for alias, each in outputs.items():
             mine = self.rows.taken(alias, inside[alias][firsts[alias][:, 0]]) if with_places else 0
@@ -300,16 +290,26 @@ class TableProducts:
             lambda alias, data: data.times(directions[alias]),
         )  # fmt: skip
 
-    def ask_table_sums(
-        self, rows: Mapping[str, Floats], run: Run | None = None, exact: bool = False
+    def ask_sums_by_table(
+        self, by: Mapping[str, NDArray[Any]], run: Run | None = None, exact: bool = False, groups: int = 1
     ) -> ByTable:  # fmt: skip
-        """Ask for T_i^T U_i of some tables, (d_i, k), by U_i, (n_i, k); as `ask_outputs`."""
-        widths = {alias: each.shape[1] for alias, each in rows.items()}
+        """Ask for T_i^T U_i of some tables, (d_i, k), by U_i, (n_i, k), or by the group of each row, (n_i,), of so many
+        ``groups``; as `ask_outputs`.
+        """
+        vectors = {alias: each.shape[1] if each.ndim == 2 else groups for alias, each in by.items()}
+
+        def sent(alias: str, shard: ShardRows) -> Mapping[str, Any]:
+            rows = by[alias]
+            part = rows[shard.slice] if rows.ndim == 1 else self.cut(alias, _flat(rows), shard, exact)
+            return {"by": part, "vectors": vectors[alias]}
+
+        def bounds(alias: str) -> Mapping[str, float]:
+            largest = self.shape[0] if by[alias].ndim == 1 else self._lou.bound(by[alias])
+            return {"sums": largest * math.sqrt(self.square(alias))}
+
         return self.ask_tables(
-            run or self.placement.begin(PricedStep.transposed(widths, self)), "matrix.transposed_times", "sums",
-            list(rows), lambda alias, shard: {"rows": self.cut(alias, _flat(rows[alias]), shard, exact)},
-            lambda alias, data: data.transposed_times(rows[alias]),
-            lambda alias: {"sums": self._lou.bound(rows[alias]) * math.sqrt(self.square(alias))},
+            run or self.placement.begin(PricedStep.transposed(vectors, self)), "matrix.sums_by", "sums", list(by), sent,
+            lambda alias, data: weighed_sums(data, by[alias], vectors[alias]), bounds,
         )  # fmt: skip
 
     def cut(self, alias: str, rows: Floats, shard: ShardRows, exact: bool = False) -> Floats:
@@ -324,7 +324,7 @@ class TableProducts:
     ) -> ByTable:  # fmt: skip
         """Ask the parties of tables that are there, and ``compute`` here what is here; read by calling the result.
 
-        Replies named ``outputs`` or ``places`` are put together over the shards of a table, others are added up.
+        Replies named ``outputs`` are put together over the shards of a table, others are added up.
         """
         here = dict(self.cells)
         here |= {alias: data for alias in aliases if alias not in here and (data := self.local(alias)) is not None}
@@ -344,7 +344,7 @@ class TableProducts:
             for alias in aliases:
                 if alias in here:
                     found[alias] = wide(compute(alias, here[alias]))
-                elif reply in ("outputs", "places"):
+                elif reply == "outputs":
                     found[alias] = wide(self._lou.concatenate(replies[alias], reply))  # in the wire's precision
                 else:
                     found[alias] = wide(self._lou.add(replies[alias], reply))

@@ -189,9 +189,9 @@ def _outputs(arguments: Mapping[str, Any], spec: TableSpec | None) -> int | None
     if spec is not None:
         return spec.outputs
     rows = arguments.get("directions", arguments.get("rows"))
-    if rows is None:  # the number of vectors at the party, or of groups of rows
-        rows = arguments.get("vectors", arguments.get("groups"))
-        return rows if isinstance(rows, int) else None
+    if rows is None:
+        vectors = arguments.get("vectors")
+        return vectors if isinstance(vectors, int) else None
     return (1 if rows.ndim == 1 else rows.shape[1]) if isinstance(rows, np.ndarray) else None
 
 
