@@ -15,7 +15,7 @@ from tablepuppet.party.difference import differences, plain_settings
 from tablepuppet.party.outlook import Outlook, QueryReport, outlook, stated_table
 from tablepuppet.party.report import inspect
 from tests.command_line import tablepuppet
-from tests.party.policed import CANARY, federation, open_party, write_file
+from tests.party.policed import CANARY, COLUMNS, federation, open_party, write_file
 
 
 def look(file: Path, caller: str = "analyst", sql: str | None = None) -> Outlook:
@@ -176,6 +176,12 @@ def test_differences_of_files(tmp_path: Path) -> None:
     assert {
         ("added", "allow"), ("removed", "allow"), ("changed", "database"), ("changed", "limits.max_filters"),
         ("added", "peers"), ("added", "tables.cards.columns.zip"), ("removed", "tables.cards.columns.town"),
+        ("added", "tables.cards.columns.day.uses"),
     } <= found  # fmt: skip
     assert all("secret-place" not in str(each) for each in differences(before, plain_settings(PartyFile.load(file))))
-    assert differences(before, before) == []
+    in_full = COLUMNS.replace('town = "feature"', 'town = { uses = ["feature"], level = "aggregate" }')
+    assert in_full != COLUMNS
+    assert differences(before, plain_settings(PartyFile.load(write_file(tmp_path, columns=in_full)))) == []
+    other = COLUMNS.replace('town = "feature"', 'town = { uses = ["feature"], level = "private" }')
+    [change] = differences(before, plain_settings(PartyFile.load(write_file(tmp_path, columns=other))))
+    assert str(change) == "changed: tables.cards.columns.town.level: 'aggregate' is served, the file says 'private'"

@@ -26,10 +26,12 @@ from tablepuppet.errors import PartyError
 from tablepuppet.learn.private.steps import NoisySteps
 from tablepuppet.learn.tables.linear import Linear
 from tablepuppet.party.added_noise import GramNoise, PredictionNoise, SumNoise
+from tablepuppet.party.groups import Grouped, rows_of
 from tablepuppet.party.local_table import LocalTable
 from tablepuppet.party.ops import REGISTRY, Op, Values
 from tablepuppet.party.policy import Policy
 from tablepuppet.party.release import Release
+from tablepuppet.party.returns import OfGroups, Plain
 from tablepuppet.privacy.accountant import Spending
 
 SESSIONS = int(os.environ.get("TABLEPUPPET_FUZZ_SESSIONS", "14"))
@@ -171,6 +173,24 @@ def test_statistics_of_small_groups_are_found(monkeypatch: pytest.MonkeyPatch, f
     assert rules is not None
     monkeypatch.setattr(fuzzing, "pooling", lambda _: Policy(others=replace(rules, min_group=0)))
     with pytest.raises(fuzzing.FoundError, match=rf"{forgetful}.*neighbours differ"):
+        fuzzing.fuzz(SEED, sessions=SESSIONS, kinds=[fuzzing.run_pooled])
+
+
+def test_a_wrong_statement_of_groups_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An op says itself how many rows a number rests on. One that says more than there are, though no more than the
+    relation has, passes the final check, and sessions find it.
+    """
+
+    def counts(table: LocalTable, view: str, column: str) -> Values:
+        cells, rows = table.column(column, view), table.view(view)
+        return {"count": Grouped(len(cells) - cells.null_count, rows_of(rows, rows.firsts))}
+
+    returns = {"count": OfGroups(Plain(int, 0))}
+    op = Op(counts, "careless.counts", asked="never", releases=Release.STATISTICS, columns=("column",), returns=returns)
+    monkeypatch.setitem(REGISTRY, op.name, op)
+    begin = ("encode.build", "model.start", "split.start")
+    monkeypatch.setattr(fuzzing, "REGISTRY", {name: REGISTRY[name] for name in (*begin, op.name)})
+    with pytest.raises(fuzzing.FoundError, match=r"careless.counts.*neighbours differ in replies"):
         fuzzing.fuzz(SEED, sessions=SESSIONS, kinds=[fuzzing.run_pooled])
 
 

@@ -13,6 +13,7 @@ from typing import Any, Literal
 import msgspec
 
 from tablepuppet.party.config import PartyFile
+from tablepuppet.party.table_entry import ColumnEntry
 
 
 class Change(msgspec.Struct, frozen=True):
@@ -34,7 +35,17 @@ class Change(msgspec.Struct, frozen=True):
 def plain_settings(settings: PartyFile) -> dict[str, Any]:
     """A party file as plain values that its operator may see."""
     found: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(settings))  # as it travels: no tuples
+    for table in found["tables"].values():
+        table["columns"] = {name: _in_full(entry) for name, entry in table["columns"].items()}
     return found | {"database": f"digest {hashlib.sha256(settings.database.encode()).hexdigest()[:12]}"}
+
+
+def _in_full(entry: str | list[str] | dict[str, Any]) -> dict[str, Any]:
+    """A column's rule however it was written, so that only what it means is compared."""
+    given = entry if isinstance(entry, dict) else {"uses": entry}
+    uses = [given["uses"]] if isinstance(given["uses"], str) else given["uses"]
+    rule: dict[str, Any] = msgspec.to_builtins(ColumnEntry(uses))
+    return rule | given | {"uses": uses}
 
 
 def differences(served: dict[str, Any], file: dict[str, Any]) -> list[Change]:
@@ -68,6 +79,7 @@ def _of_values(where: str, served: Any, file: Any) -> Iterator[Change]:
 
 def _shown(value: Any) -> str:
     if isinstance(value, dict):
-        columns = value.get("columns")
-        return f"with columns {', '.join(columns)}" if isinstance(columns, dict) else f"{len(value)} settings"
+        if isinstance(columns := value.get("columns"), dict):
+            return f"with columns {', '.join(columns)}"
+        return f"{', '.join(value['uses'])} at level {value['level']}" if "uses" in value else f"{len(value)} settings"
     return "nothing" if value is None else repr(value)

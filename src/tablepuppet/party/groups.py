@@ -6,7 +6,8 @@ of its reply what it rests on (`OfGroups`, `OfRows`, `OfNoCell` in returns.py): 
 ``min_group`` refuses the op before a row is read. Values that rest on groups are returned as `Grouped`, with how many
 different rows are in every group: those that are published, and those that follow as differences of published ones.
 How many they are is the op's word, except that no group has more different rows than the relation: an op that counts
-how often rows are joined is refused.
+how often rows are joined is refused. A wrong word is found by sessions that ask each op about tables with and without
+the cells of small groups (`tests/party/test_total_ops.py`, `benchmarks.fuzz`).
 
 Ops pool or leave out small groups by themselves, so that honest requests get an answer. This check is for those that
 do not: whoever writes an op cannot forget it.
