@@ -355,6 +355,22 @@ def test_no_privilege(url: str) -> None:
     assert rows(guest, "mine", {"a": "INTEGER"}) == [(8, 0), (9, 1)]
 
 
+def test_a_view_of_tables_that_the_user_may_not_read(url: str) -> None:
+    """It is what an operator would publish. The server does not say what it expects of it, and its rows are read."""
+    stored(
+        url,
+        "CREATE TABLE cards (id int PRIMARY KEY, pin int, x int)",
+        "INSERT INTO cards VALUES (1, 9, 5), (2, 8, 6)",
+        "CREATE VIEW narrow AS SELECT id, x FROM cards",
+        "CREATE OR REPLACE USER guest@'%' IDENTIFIED BY 'pass'",
+        "GRANT SELECT ON narrow TO guest@'%'",
+    )
+    guest = open_database("shop", url.replace("tester:s3cret", "guest:pass"))
+    [table] = guest.tables()
+    assert (table.name, table.columns, table.estimated) == ("narrow", {"id": "INTEGER", "x": "INTEGER"}, True)
+    assert rows(guest, "narrow", {"x": "INTEGER"}) == [(5, 0), (6, 1)]
+
+
 def test_names_that_differ_in_case_only(url: str) -> None:
     """Two tables whose names differ in case only keep their own columns and keys."""
     database = stored(url, "CREATE TABLE t (a int PRIMARY KEY)", "CREATE TABLE T (b int)")
