@@ -571,6 +571,7 @@ OTHERS = {
     'name = "{name}"': "a party file, not a refusal",
     "name each column once": "an analyst's own request: this package asks for each once",
     "this user may not listen at port": "root, who may run tests, may listen at every port",
+    "this federation does not have them: add them to it": "needs services that keep parts of models",
     "say whose certificate it is: add --party": "issued in tests/test_cli_keys.py",
 }
 

@@ -115,7 +115,7 @@ class RunFolder:
             written |= {name: (self.record / name).read_bytes() for name in (JOB, FINISHED)}  # this one last
             try:
                 for name, content in written.items():
-                    _write(self.path / f"{name}.new", content)
+                    write_atomically(self.path / f"{name}.new", content, 0o666)
                 save(self.path / "model")
             except BaseException:
                 for name in written:
@@ -196,14 +196,6 @@ class RunFolder:
                 f"the run folder {str(self.path)!r} cannot be written ({error.strerror}); make room, or name another "
                 "output in the job file"
             ) from error
-
-
-def _write(path: Path, content: bytes) -> None:
-    """Write a file that its user may share, to disk."""
-    with path.open("wb") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
 
 
 def is_full(error: BaseException | None) -> bool:

@@ -15,7 +15,7 @@ import statsmodels.api as sm
 import tablepuppet as tp
 from tablepuppet.party.config import Limits
 from tablepuppet.store.files import read_facts, write_facts
-from tablepuppet.store.folder import sealed
+from tablepuppet.store.folder import ModelFolder, sealed
 from tests.learn.materialised import ALL, JOIN, shop
 from tests.relations import federation
 from tests.wire.services import calling, served
@@ -131,6 +131,31 @@ def test_a_learner_in_the_place_of_a_program(folder: Path, tmp_path: Path) -> No
     for model in (program, learner, program):
         model.save(place)
         assert type(tp.load(place, fed)) is type(model)
+
+
+@pytest.mark.parametrize("step", ["write", "end"])
+def test_a_save_that_broke_off(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: str) -> None:
+    """As if the process had ended before a step: one of the two models is there whole, and the next save tidies up."""
+    fed, place = opened(folder), tmp_path / "model"
+    relation = fed.sql(SQL, label="paid")
+    X, y = relation.matrix(), relation.label()
+    one, two = tp.linalg.lm(X, y), tp.linalg.lm(X, 2 * y)
+    one.save(place)
+
+    def ends(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(ModelFolder, "end", ends)
+        patch.setattr(ModelFolder, step, ends)
+        with pytest.raises(KeyboardInterrupt):
+            two.save(place)
+    assert (place / "saving.json").exists()
+    expected = two if step == "end" else one
+    np.testing.assert_array_equal(tp.load(place, fed).predict(relation), expected.predict(relation))
+    one.save(place)
+    assert sorted(path.name[:8] for path in place.iterdir()) == ["content-", "model.js"]
+    np.testing.assert_array_equal(tp.load(place, fed).predict(relation), one.predict(relation))
 
 
 def test_functions_are_saved(folder: Path, tmp_path: Path) -> None:

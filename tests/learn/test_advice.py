@@ -620,7 +620,6 @@ OTHERS = {
     "set kind to one of {}": "names all that are known",
     "select as many, all numbers, row by row, or change shape": "the same at a party",
     "choose a larger batch_size": "the same at a party",
-    "this federation does not have them: add them to it": SERVICES,
     "nothing is known of the size of predictions: say a bound": OWN_REQUEST,
     "predict over that shard alone, or fit it again over all": SERVICES,
     "write len(rel), rel.columns": "what it has instead has another form",

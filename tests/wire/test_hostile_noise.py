@@ -16,7 +16,7 @@ from tablepuppet.errors import PartyError, TablePuppetError
 from tablepuppet.learn.tables.linear import Linear
 from tablepuppet.party.added_noise import GramNoise, PredictionNoise, SampleNoise, SumNoise
 from tablepuppet.party.request import Request, Step
-from tablepuppet.wire import journal
+from tablepuppet.wire import journal, message_file
 from tablepuppet.wire.journal import Journal
 from tests.party.policed import limit
 from tests.wire.hostile import Attacker, write_bank
@@ -185,8 +185,9 @@ def test_a_refusal_that_cannot_be_written_ends_the_session(tmp_path: Path, monke
             raise OSError(28, "No space left on device")
         written.append(write(*given))
 
-    write = journal._write
-    monkeypatch.setattr(journal, "_write", full)
+    write = message_file.write_all
+    for module in (message_file, journal):
+        monkeypatch.setattr(module, "write_all", full)
     with pytest.raises(PartyError, match=r"cannot write down a request \(No space left on device\)"):
         attacker.run("s", "model.apply", view="nowhere", encoding="e")
     monkeypatch.undo()

@@ -133,9 +133,10 @@ class ModelFolder:
 
     def read(self) -> Content:
         """What `write` wrote; ConfigError if it is not there, of another version, or not as it was written."""
+        if not self.path.exists():
+            raise ConfigError(f"{str(self.path)!r} does not exist: give the folder that model.save(folder) wrote")
         if not self.file.exists():
-            what = "is no saved model" if self.path.exists() else "does not exist"
-            raise ConfigError(f"{str(self.path)!r} {what}: give the folder that model.save(folder) wrote")
+            raise ConfigError(f"{str(self.path)!r} is no saved model: give the folder that model.save(folder) wrote")
         is_earlier = self.file.name == EARLIER
         with damage_explained(self.file):
             facts = read_facts(self.file)

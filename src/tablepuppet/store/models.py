@@ -212,17 +212,17 @@ def _encoding_facts(encoding: Encoding) -> Facts:
         "described": encoding.described,
         "iv": dict(encoding.iv_),
         "numbers": {
-            alias: [_column(e.column) | {name: getattr(e, name) for name in _NUMBER_FACTS} for e in encoders]
+            alias: [asdict(e.column) | {name: getattr(e, name) for name in _NUMBER_FACTS} for e in encoders]
             for alias, encoders in encoding.numbers.items()
         },
         "categories": {
-            alias: [_column(e.column) | {"listed": len(e.digests) > 0, "more": e.more} for e in encoders]
+            alias: [asdict(e.column) | {"listed": len(e.digests) > 0, "more": e.more} for e in encoders]
             for alias, encoders in encoding.categories.items()
         },
         "steps": {
             alias: {
-                "numbers": [_column(column) for column in table.numbers],
-                "categories": [_column(column) for column, _ in table.categories],
+                "numbers": [asdict(column) for column in table.numbers],
+                "categories": [asdict(column) for column, _ in table.categories],
                 "steps": msgspec.to_builtins(table.steps),
             }
             for alias, table in encoding.steps.items()
@@ -230,15 +230,11 @@ def _encoding_facts(encoding: Encoding) -> Facts:
     }
 
 
-def _column(column: OutputColumn) -> dict[str, Any]:
-    return {"name": column.name, "alias": column.alias, "expression": column.expression, "type": column.type}
-
-
 def _read_encoding(facts: Mapping[str, Any], arrays: Mapping[str, Any]) -> Encoding:
     """The encoding that was written."""
 
     def column(entry: dict[str, Any]) -> OutputColumn:
-        return OutputColumn(entry["name"], entry["alias"], entry["expression"], entry["type"])
+        return msgspec.convert(entry, OutputColumn)
 
     def digests(alias: str, entry: dict[str, Any]) -> NDArray[np.uint8]:
         return np.asarray(arrays[f"digests/{alias}/{entry['name']}"])

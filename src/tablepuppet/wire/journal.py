@@ -1,9 +1,9 @@
 """The journal of a party's sessions: every request, written down before it is computed.
 
 What a party holds of a session follows from the requests it was sent, the rows it read and the noise it drew. So a list
-of requests and one of noisy releases (release_file.py) are all that must outlive the process. A folder per caller, two
-files per session, for the owner only: they hold what the coordinator sent and was sent, no row. A request that was
-refused is cut down to the steps that were answered, and the words of the refusal: it is not computed again.
+of requests and one of noisy releases are all that must outlive the process. A folder per caller, two files per session,
+for the owner only: they hold what the coordinator sent and was sent, no row. A request that was refused is cut down to
+the steps that were answered, and the words of the refusal: it is not computed again.
 
 A request is handed to the operating system before it is computed, so the end of the process loses nothing. It is not
 forced to disk, which would take longer than a round: a machine that loses power may forget the last requests, and the
@@ -12,19 +12,22 @@ caller then gets an error that one was lost. Each caller's sessions have so many
 
 from __future__ import annotations
 
-import errno
+import hashlib
+import math
 import os
 import threading
 import time
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from io import FileIO
 from pathlib import Path
 from typing import Any
 
 import msgspec
+import numpy as np
+from numpy.typing import NDArray
 
 from tablepuppet.errors import PartyError
 from tablepuppet.party.kept import file_name
@@ -32,9 +35,8 @@ from tablepuppet.party.metrics import OTHER
 from tablepuppet.party.request import Request
 from tablepuppet.store.files import DamagedFileError, read_checked, write_checked
 from tablepuppet.wire.codec import Encoded, encode
-from tablepuppet.wire.message_file import damaged, pieces, read_message, size_of
+from tablepuppet.wire.message_file import append, damaged, pieces, read_message, size_of, write_all
 from tablepuppet.wire.protocol import VersionError, read_request, request_message
-from tablepuppet.wire.release_file import ReleaseFile
 
 Key = tuple[str, str]  # caller, session
 LEAST = 4096  # bytes that a file is counted as
@@ -85,9 +87,9 @@ class Journal:
             with path.open("r+b", buffering=0) as file:
                 missing = start + len(record) - file.seek(0, os.SEEK_END)
                 if missing > 0:  # first, so that a full disk is known before anything is changed
-                    _write(file, bytes(missing))
+                    write_all(file, bytes(missing))
                 file.seek(start)
-                _write(file, record)
+                write_all(file, record)
                 file.truncate()
         except OSError as error:
             raise self._no_room(error) from error
@@ -107,13 +109,8 @@ class Journal:
             if found is None:
                 path.parent.mkdir(exist_ok=True, mode=0o700)
             with FileIO(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600), "ab") as file:
-                for piece in pieces(encoded):
-                    _write(file, piece)
-                if sync:
-                    os.fsync(file.fileno())
+                append(file, encoded, sync=sync)
         except OSError as error:
-            with suppress(OSError):
-                self._cut(path, start)
             self._count(path, _size(path) - after)
             raise self._no_room(error) from error
         return start
@@ -259,6 +256,39 @@ def _length(path: Path) -> int | None:
         return None
 
 
-def _write(file: FileIO, data: bytes | memoryview) -> None:
-    if file.write(data) != len(data):
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+class ReleaseFile:
+    """The releases with noise of one session, in a file beside its journal; see `party/release_log.py`.
+
+    Each is on disk before it leaves, so that a party which is killed never draws noise a second time for what was sent.
+    All releases of one size take the same bytes: how full a journal is reveals nothing of rows.
+    """
+
+    def __init__(self, path: Path, journal: Journal):
+        self._path, self._journal = path, journal
+
+    @cached_property
+    def _places(self) -> dict[bytes, int]:
+        """Where in the file each release stands that was there at first; no later one is asked for by its name."""
+        if not self._path.exists():
+            return {}
+        return {bytes(message[0]): place for place, message in self._journal.messages(self._path)}
+
+    def get(self, name: str) -> NDArray[np.float64] | None:
+        """What a release was; None if there was none of that name."""
+        place = self._places.get(_hash(name))
+        if place is None:
+            return None
+        _, shape, values = self._journal.message_at(self._path, place)
+        size = tuple(int(length) for length in shape)
+        return np.array(values[: math.prod(size)], np.float64).reshape(size)
+
+    def put(self, name: str, values: NDArray[np.float64], size: int) -> None:
+        """Write a release down as if it had ``size`` numbers; PartyError if that is impossible."""
+        padded = np.zeros(max(size, values.size))
+        padded[: values.size] = values.ravel()
+        message = [_hash(name), np.array(values.shape, np.int64), padded]
+        self._journal.append(self._path, encode(message), sync=True)
+
+
+def _hash(name: str) -> bytes:
+    return hashlib.sha256(name.encode()).digest()

@@ -1,16 +1,20 @@
-"""Messages in files that are read back: each with its lengths and a checksum of all its bytes.
+"""Files that grow, message by message: each with its lengths and a checksum of all its bytes.
 
-A process that dies while it writes leaves a half-written message at the end, which is no message. Anything else that is
-not as it was written is damage, and never taken for a message: a `DamagedError` names the file.
+Such are a party's journals (`journal.py`) and the record of a run (`record.py`). A process that dies while it writes
+leaves a half-written message at the end, which is no message. Anything else that is not as it was written is damage,
+and never taken for a message: a `DamagedError` names the file.
 """
 
 from __future__ import annotations
 
+import errno
 import itertools
+import os
 import struct
 import zlib
 from collections.abc import Iterator
-from io import BufferedReader
+from contextlib import suppress
+from io import BufferedReader, FileIO
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -56,6 +60,26 @@ def pieces(encoded: Encoded, mark: bytes = b"") -> Iterator[bytes | memoryview]:
         checksum = zlib.crc32(piece, checksum)
     yield _HEAD.pack(lengths, checksum) + encoded.header
     yield from arrays
+
+
+def append(file: FileIO, encoded: Encoded, mark: bytes = b"", *, sync: bool = False) -> None:
+    """Add a message at the end, whole or not at all, and on disk if it must ``sync``. Raises OSError."""
+    before = file.seek(0, os.SEEK_END)
+    try:
+        for piece in pieces(encoded, mark):
+            write_all(file, piece)
+        if sync:
+            os.fsync(file.fileno())
+    except OSError:
+        with suppress(OSError):
+            file.truncate(before)
+        raise
+
+
+def write_all(file: FileIO, data: bytes | memoryview) -> None:
+    """Write bytes; OSError also if a full disk takes only some of them."""
+    if file.write(data) != len(data):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
 def read_message(file: BufferedReader, path: Path, whose: str) -> Stored | None:

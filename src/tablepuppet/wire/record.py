@@ -9,12 +9,11 @@ that it was lost is on record too.
 
 from __future__ import annotations
 
-import errno
 import hashlib
 import os
 import secrets
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import replace
 from io import BufferedReader, FileIO
 from pathlib import Path
@@ -24,7 +23,7 @@ from tablepuppet.party.openings import StaleNonceError
 from tablepuppet.party.request import Reply, Request
 from tablepuppet.store.files import DamagedFileError, read_checked, read_facts, write_checked, write_facts
 from tablepuppet.wire.codec import Encoded, encode
-from tablepuppet.wire.message_file import pieces, read_message, size_of
+from tablepuppet.wire.message_file import append, read_message, size_of
 from tablepuppet.wire.protocol import LostError, error_message, read_reply, reply_message, request_message
 from tablepuppet.wire.transport import Transport
 
@@ -137,15 +136,7 @@ class RecordedTransport(Transport):
         with write_errors(self._path.parent):
             if self._writing is None:
                 self._writing = self._path.open("ab", buffering=0)
-            before = self._writing.seek(0, os.SEEK_END)
-            try:
-                for piece in pieces(reply, digest):
-                    if self._writing.write(piece) != len(piece):
-                        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-            except OSError:
-                with suppress(OSError):
-                    self._writing.truncate(before)
-                raise
+            append(self._writing, reply, digest)
 
 
 @contextmanager

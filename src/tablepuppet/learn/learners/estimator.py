@@ -74,10 +74,8 @@ def _read_privacy(settings: Any) -> Privacy | None:
 PRIVACY = Kind("a `tp.Privacy` or None", lambda _: True, _write_privacy, _read_privacy)  # `check_supported` tests it
 
 
-@shows("evaluate", "fit", "get_params", "plot", "predict", "predict_proba", "save", "set_params", "transform")
-@attributes_explained(ELSEWHERE)
-class Estimator(Configured, BaseEstimator, ABC):  # type: ignore[misc]
-    """Learns from a relation."""
+class Fitted:
+    """What an estimator has learned: these are no settings."""
 
     encoding_: Encoding
     n_features_in_: int
@@ -90,6 +88,12 @@ class Estimator(Configured, BaseEstimator, ABC):  # type: ignore[misc]
     _uses: Uses
     _promise: FeaturePromise | None = None  # None without feature privacy
     _category_names: dict[str, list[str | None]] | None = None
+
+
+@shows("evaluate", "fit", "get_params", "plot", "predict", "predict_proba", "save", "set_params", "transform")
+@attributes_explained(ELSEWHERE)
+class Estimator(Configured, Fitted, BaseEstimator, ABC):  # type: ignore[misc]
+    """Learns from a relation."""
 
     seed: int = setting(default=0, kind=WHOLE, help="of first parameters and the order of batches")
     privacy: Privacy | None = setting(
