@@ -22,7 +22,7 @@ is released of K must be nonzero in no row, or in at least ``min_rows`` rows. It
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -53,7 +53,7 @@ Places = Annotated[NDArray[np.int64], Within(dimensions=(1,), size=10_000)]
 Constants = Annotated[NDArray[np.float64], Within(dimensions=(2,))]
 
 
-def check_weighed(table: LocalTable, view: RelationRows, rows: Array) -> None:
+def check_weighed(table: LocalTable, view: RelationRows, rows: NDArray[Any]) -> None:
     """PrivacyError if a direction weighs some rows, but too few to hide among; by what was asked alone."""
     least = table.grant.rules.min_rows
     if not least:
