@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from tablepuppet.algebra.placement import PricedStep, Run, gram_order
+from tablepuppet.algebra.costs import PricedStep, Run, gram_order
 from tablepuppet.algebra.products import ByTable, TableProducts
 from tablepuppet.mapping.table_mapping import ShardRows
 from tablepuppet.prep.encode.encoded_table import EncodedTable
