@@ -29,11 +29,10 @@ from tablepuppet.algebra.instead import CELLS, INSTEAD, NEED_CELLS, NoArrayError
 from tablepuppet.algebra.operator import ProductOperator, RowScaled
 from tablepuppet.algebra.ops import Largest
 from tablepuppet.algebra.recipes import Recipe, Term, affine, composed
+from tablepuppet.arrays import Array
 from tablepuppet.errors import LearnError
 from tablepuppet.prep.encode.encode import encoder_names
 from tablepuppet.spelling import did_you_mean, hides
-
-Array = NDArray[np.float64]
 
 
 @hides(

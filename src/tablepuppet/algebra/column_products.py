@@ -22,9 +22,9 @@ from tablepuppet.algebra.preparation import Preparation
 from tablepuppet.algebra.products import Result, TableProducts, checked, checked_shape, wide
 from tablepuppet.algebra.recipes import Recipe
 from tablepuppet.algebra.source import MatrixSource
+from tablepuppet.arrays import Array
 from tablepuppet.errors import LearnError, PrivacyError
 
-Array = NDArray[np.float64]
 WIDEST, PART = 2000, 8  # columns of a Gram matrix of which a block is taken, and how many times those of the block
 BLOCK = 32  # columns that are multiplied at a time
 FAR = 1e4  # square of a mean over the variance: beyond, the difference of their sums has lost too many digits

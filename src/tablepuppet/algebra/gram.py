@@ -13,10 +13,9 @@ from numpy.typing import NDArray
 
 from tablepuppet.algebra.costs import PricedStep, Run, gram_order
 from tablepuppet.algebra.products import ByTable, TableProducts
+from tablepuppet.arrays import Array
 from tablepuppet.mapping.table_mapping import ShardRows
 from tablepuppet.prep.encode.encoded_table import EncodedTable
-
-Array = NDArray[np.float64]
 
 
 def gram(products: TableProducts, weights: Array | None = None) -> Array:

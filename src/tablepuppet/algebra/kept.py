@@ -26,10 +26,10 @@ from tablepuppet.algebra.costs import PricedStep
 from tablepuppet.algebra.functions import CONDITIONS, OF_ONE, OF_TWO, choose, clip, real_numbers
 from tablepuppet.algebra.placement import Placement
 from tablepuppet.algebra.products import Result, TableProducts
+from tablepuppet.arrays import Array
 from tablepuppet.errors import LearnError
 from tablepuppet.operators.client import Pending
 
-Array = NDArray[np.float64]
 SENT = 8  # arrays of the caller's own that parties keep for when they are used again
 
 

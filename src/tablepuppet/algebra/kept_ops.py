@@ -36,6 +36,7 @@ from tablepuppet.algebra.functions import (
     evaluate,
     evaluated,
 )
+from tablepuppet.arrays import Array
 from tablepuppet.errors import PartyError
 from tablepuppet.party.allowance import check_memory, check_reply
 from tablepuppet.party.arguments import Means, Name, Some, Within
@@ -46,7 +47,6 @@ from tablepuppet.party.returns import OUTPUTS, ROW_OUTPUTS, Numbers
 from tablepuppet.prep.encode.encode import EncodedShard, encoded
 from tablepuppet.prep.encode.encoded_table import EncodedTable, SealedTable, check_length
 
-Array = NDArray[np.float64]
 Row = Annotated[NDArray[np.float64], Within(dimensions=(1,), size=10_000)]
 Operand = Name | float | Row  # a kept vector, a number, or a number for each column
 Places = Annotated[NDArray[np.int64], Within(dimensions=(1,), size=10_000)]

@@ -35,7 +35,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tablepuppet.algebra.kept_ops import Places, check_weighed, flat, released
-from tablepuppet.arrays import lossless
+from tablepuppet.arrays import Array, lossless
 from tablepuppet.errors import PartyError
 from tablepuppet.party.added_noise import GramNoise
 from tablepuppet.party.allowance import check_memory, check_reply, check_time
@@ -50,7 +50,6 @@ from tablepuppet.prep.encode.encoded_table import EncodedTable, SealedTable, che
 from tablepuppet.prep.encode.gram_groups import fewest_rows, without_pairs
 from tablepuppet.privacy.clip import blocks, kept_shares
 
-Array = NDArray[np.float64]
 Whole = NDArray[np.int64]
 Vectors = NDArray[np.floating[Any]]
 Labels = Annotated[NDArray[np.integer], Within(dimensions=(1,))]

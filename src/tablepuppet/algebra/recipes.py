@@ -14,9 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tablepuppet.algebra.functions import MOST_STEPS, OF_ONE, OF_TWO, Function
+from tablepuppet.arrays import Array
 from tablepuppet.errors import LearnError
-
-Array = NDArray[np.float64]
 
 
 @dataclass(frozen=True, eq=False)

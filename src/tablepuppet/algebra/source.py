@@ -18,13 +18,12 @@ from tablepuppet.algebra.functions import Function
 from tablepuppet.algebra.kept import Keeper
 from tablepuppet.algebra.placement import Placement
 from tablepuppet.algebra.products import TableProducts
+from tablepuppet.arrays import Array
 from tablepuppet.errors import LearnError, PrivacyError
 from tablepuppet.operators.client import Client
 from tablepuppet.prep.columns.selected import is_public
 from tablepuppet.prep.columns.statistics import NumberStatistics
 from tablepuppet.prep.encode.encode import Encoding, NumberEncoder, apply_encoding
-
-Array = NDArray[np.float64]
 
 
 class MatrixSource:

@@ -22,9 +22,9 @@ from tablepuppet.algebra.linalg.program import check_numbers, check_positive, pr
 from tablepuppet.algebra.linalg.progress import Progress
 from tablepuppet.algebra.linalg.saved import LinalgModel
 from tablepuppet.algebra.preparation import Preparation
+from tablepuppet.arrays import Array
 from tablepuppet.errors import LearnError
 
-Array = NDArray[np.float64]
 SWEEPS = 10_000
 
 
