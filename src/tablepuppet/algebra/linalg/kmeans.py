@@ -25,7 +25,7 @@ from tablepuppet.algebra.linalg.program import check_whole, program
 from tablepuppet.algebra.linalg.progress import Progress
 from tablepuppet.algebra.linalg.saved import LinalgModel
 from tablepuppet.algebra.nearest import Nearest
-from tablepuppet.algebra.preparation import Preparation
+from tablepuppet.algebra.recipes import Preparation
 from tablepuppet.arrays import Array
 from tablepuppet.errors import LearnError, PrivacyError
 from tablepuppet.pieces import over_pieces

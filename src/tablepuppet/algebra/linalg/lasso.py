@@ -21,7 +21,7 @@ from tablepuppet.algebra.linalg.linear_fit import LinearFit, Rows, by_column
 from tablepuppet.algebra.linalg.program import check_numbers, check_positive, program
 from tablepuppet.algebra.linalg.progress import Progress
 from tablepuppet.algebra.linalg.saved import LinalgModel
-from tablepuppet.algebra.preparation import Preparation
+from tablepuppet.algebra.recipes import Preparation
 from tablepuppet.arrays import Array
 from tablepuppet.errors import LearnError
 

@@ -20,7 +20,7 @@ from tablepuppet.algebra.column_products import BLOCK
 from tablepuppet.algebra.linalg.linear_fit import Rows, matrix_of
 from tablepuppet.algebra.linalg.program import check_positive, classes_of, program
 from tablepuppet.algebra.linalg.saved import LinalgModel
-from tablepuppet.algebra.preparation import Preparation
+from tablepuppet.algebra.recipes import Preparation
 from tablepuppet.arrays import Array
 from tablepuppet.errors import PrivacyError
 

@@ -12,7 +12,7 @@ from tablepuppet.algebra.linalg.design import Design, centred_gram
 from tablepuppet.algebra.linalg.linear_fit import Rows, matrix_of
 from tablepuppet.algebra.linalg.program import program
 from tablepuppet.algebra.linalg.saved import LinalgModel
-from tablepuppet.algebra.preparation import Preparation
+from tablepuppet.algebra.recipes import Preparation
 from tablepuppet.arrays import Array, upright
 from tablepuppet.errors import LearnError
 
