@@ -1,4 +1,4 @@
-"""Moving values by index without widening the index.
+"""Arrays of numbers: their types, and moving values by index without widening the index.
 
 NumPy copies an index of narrow integers to 64 bits before it uses it; for millions of rows that copy costs more
 than the move. Here the index is widened a piece at a time, which stays in the cache.
@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 CHUNK = 1 << 15  # index entries at a time
 CACHE = 1 << 20  # bytes of values that are quick to reach
+Array = NDArray[np.float64]
 Scalar = TypeVar("Scalar", bound=np.generic)
 
 

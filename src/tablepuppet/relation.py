@@ -59,7 +59,7 @@ from tablepuppet.wire.engine import call_all
 if TYPE_CHECKING:
     from tablepuppet.algebra.array import LazyArray
     from tablepuppet.algebra.placement import PlanName
-    from tablepuppet.algebra.preparation import Prepared
+    from tablepuppet.algebra.recipes import Prepared
 
 
 _NO_ROWS = "rows stay in their databases; rel.describe() and rel.profile() summarise them"
@@ -433,7 +433,7 @@ class Relation:
         (here) or ``"cost"``, the cheapest.
         """
         from tablepuppet.algebra.array import LazyArray  # with SciPy, which takes a while to load
-        from tablepuppet.algebra.preparation import Preparation
+        from tablepuppet.algebra.recipes import Preparation
         from tablepuppet.algebra.source import MatrixSource
 
         if not isinstance(secure_sum, bool):

@@ -14,8 +14,9 @@ from numpy.typing import NDArray
 
 import tablepuppet as tp
 from benchmarks.algebra import CLOSED, l2svm
+from tablepuppet.algebra.costs import LineSpeed
 from tablepuppet.algebra.kept import KeptArray
-from tablepuppet.algebra.placement import PLANS, LineSpeed
+from tablepuppet.algebra.placement import PLANS
 from tablepuppet.party.config import Limits
 from tests.learn.materialised import ALL, JOIN, shop
 from tests.party.policed import ROWS, federation, open_party, write_file

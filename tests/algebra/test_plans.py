@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 
 import tablepuppet as tp
-from tablepuppet.algebra.placement import ENVELOPE, PLANS, LineSpeed
+from tablepuppet.algebra.costs import ENVELOPE, LineSpeed
+from tablepuppet.algebra.placement import PLANS
 from tablepuppet.party.config import Limits
 from tablepuppet.party.policy import EVERY_USE, ColumnRule, Policy, TableRule, Use
 from tests.learn.materialised import ALL, JOIN, shop

@@ -12,8 +12,8 @@ import pytest
 
 import tablepuppet as tp
 from tablepuppet.algebra.array import LazyArray
+from tablepuppet.algebra.costs import LineSpeed
 from tablepuppet.algebra.linalg.progress import Progress
-from tablepuppet.algebra.placement import LineSpeed
 from tests.algebra.test_plans import services
 from tests.learn.materialised import ALL, JOIN, shop
 from tests.relations import federation

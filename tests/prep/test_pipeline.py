@@ -20,8 +20,10 @@ from tablepuppet.jobs import Run
 from tablepuppet.party.ledger import Budget
 from tablepuppet.party.limits import CallerLimits
 from tablepuppet.party.policy import Policy, TableRule
+from tablepuppet.prep.columns.statistics import NumberSummary
+from tablepuppet.prep.pipelines.draft import Draft
 from tablepuppet.prep.pipelines.fit import foresee
-from tablepuppet.prep.pipelines.needs import RankValues
+from tablepuppet.prep.pipelines.needs import RankValues, given
 from tablepuppet.prep.pipelines.pipeline import DEFAULT, Pipeline
 from tests.relations import Parties, federation, materialised, party_of, record_wire, warnings_of
 from tests.small_job import write_job
@@ -87,6 +89,17 @@ def test_the_default_is_a_pipeline(tmp_path: Path, shop: Parties, monkeypatch: p
     assert (
         here.sum().drop(numbers).tolist() == there.sum().drop(numbers).tolist()
     )  # equally frequent ones change places
+
+
+def test_a_share_that_is_none_is_refused(tmp_path: Path, shop: Parties, monkeypatch: pytest.MonkeyPatch) -> None:
+    """How many values a step takes out below its bound may be a lie; the error says whose."""
+    fed = federation(tmp_path, shop, wire="float64")
+    steps = prep.Pipeline([prep.Outliers("sd", "null", columns=["x"]), prep.Robust(columns=["x"])])
+    for share in (float("nan"), -1.0, 2.0):
+        lie = NumberSummary(60.0, share, share, 0.0, 60.0, 0.0, 0.0)
+        monkeypatch.setattr(Draft, "sums_with", lambda *_, lie=lie: given(lie))
+        with pytest.raises(tp.LearnError, match=r"column s.x: .* no number from 0 to 1 \(parties 'p0', 'p1'\)"):
+            fed.sql(SQL, label="y", prep=steps).fit_encoding()
 
 
 @pytest.mark.parametrize(

@@ -22,18 +22,17 @@ from numpy.typing import NDArray
 from scipy.sparse.linalg import LinearOperator
 
 from tablepuppet.algebra.column_products import FAR, ColumnProducts
-from tablepuppet.algebra.derived import Derived
 from tablepuppet.algebra.explain import StepCosts, explain_array
 from tablepuppet.algebra.functions import OF_ONE, OF_TWO, choose, clip, real_numbers
 from tablepuppet.algebra.instead import CELLS, INSTEAD, NEED_CELLS, NoArrayError, check_settings, refuse
 from tablepuppet.algebra.operator import ProductOperator, RowScaled
 from tablepuppet.algebra.ops import Largest
 from tablepuppet.algebra.recipes import Recipe, Term, affine, composed
+from tablepuppet.algebra.source import Derived
+from tablepuppet.arrays import Array
 from tablepuppet.errors import LearnError
 from tablepuppet.prep.encode.encode import encoder_names
 from tablepuppet.spelling import did_you_mean, hides
-
-Array = NDArray[np.float64]
 
 
 @hides(

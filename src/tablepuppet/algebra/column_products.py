@@ -13,18 +13,16 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from tablepuppet.algebra.derived import Derived
 from tablepuppet.algebra.gram import gram
 from tablepuppet.algebra.kept import KeptArray
 from tablepuppet.algebra.nearest import Nearest
 from tablepuppet.algebra.operator import ProductOperator
-from tablepuppet.algebra.preparation import Preparation
 from tablepuppet.algebra.products import Result, TableProducts, checked, checked_shape, wide
-from tablepuppet.algebra.recipes import Recipe
-from tablepuppet.algebra.source import MatrixSource
+from tablepuppet.algebra.recipes import Preparation, Recipe
+from tablepuppet.algebra.source import Derived, MatrixSource
+from tablepuppet.arrays import Array
 from tablepuppet.errors import LearnError, PrivacyError
 
-Array = NDArray[np.float64]
 WIDEST, PART = 2000, 8  # columns of a Gram matrix of which a block is taken, and how many times those of the block
 BLOCK = 32  # columns that are multiplied at a time
 FAR = 1e4  # square of a mean over the variance: beyond, the difference of their sums has lost too many digits
@@ -85,7 +83,7 @@ class ColumnProducts(ProductOperator):
         if recipe.function is None:
             return source.products.of_columns(recipe.places), recipe.places
         parts, pick = source.derived_tables(recipe.places, recipe.function)
-        if not any(part.arguments()["numbers"].size for part in parts.values()):
+        if not any(part.places for part in parts.values()):
             return source.products.of_columns(recipe.places), recipe.places
         if source.is_secure:
             raise PrivacyError(

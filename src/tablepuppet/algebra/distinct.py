@@ -23,14 +23,13 @@ from numpy.typing import NDArray
 from tablepuppet.algebra.column_products import ColumnProducts
 from tablepuppet.algebra.nearest import Nearest
 from tablepuppet.algebra.products import Result, TableProducts
-from tablepuppet.arrays import Scalar
+from tablepuppet.arrays import Array, Scalar
 from tablepuppet.mapping.merged import MergedRows, merge
 from tablepuppet.mapping.table_mapping import Floats, Index
 from tablepuppet.pieces import over_pieces
 from tablepuppet.prep.encode.alike import AlikeRows, first_of_each
 from tablepuppet.prep.encode.encoded_table import EncodedTable
 
-Array = NDArray[np.float64]
 Labels = NDArray[np.integer[Any]]
 KEEPING = ("cost", "collect")  # plans by which cells are kept here
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from tablepuppet.algebra.placement import Placement, PricedStep
+from tablepuppet.algebra.costs import PricedStep
+from tablepuppet.algebra.placement import Placement
 from tablepuppet.algebra.products import TableProducts
 from tablepuppet.errors import PrivacyError
 from tablepuppet.runs.figures import shown
@@ -74,7 +75,7 @@ def _cost(placement: Placement, asked: PricedStep) -> StepCost:
         where = "at parties" if asked.trips else "kept at parties"
         size = asked.size(there, placement.sizes)
     try:
-        collected = placement.would_collect(asked, there)
+        collected = placement.would_collect(asked)
     except PrivacyError as error:
         collected, where, trips, size = [], f"nowhere: policy rule {error.rule}", 0, 0
     if collected:
@@ -85,5 +86,5 @@ def _cost(placement: Placement, asked: PricedStep) -> StepCost:
         where = "here, after cells are collected" if not rest else f"here: {', '.join(collected)}; else at parties"
     elif there and len(there) < len(asked.up):
         where = f"at parties: {', '.join(first)}; else here"
-    done = placement.measured(asked.step)
+    done = placement.meter.measured(asked.step)
     return StepCost(asked.step, where, trips, size, done.runs, done.trips, done.bytes, done.seconds)

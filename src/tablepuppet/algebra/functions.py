@@ -22,11 +22,10 @@ import numpy as np
 from msgspec import Meta
 from numpy.typing import NDArray
 
-from tablepuppet.arrays import are_within
+from tablepuppet.arrays import Array, are_within
 from tablepuppet.errors import LearnError, PartyError
 from tablepuppet.party.arguments import LARGEST
 
-Array = NDArray[np.float64]
 MOST_STEPS = 64  # and one more, which subtracts the mean
 OneName = Literal[
     "negative", "absolute", "sign", "square", "sqrt", "cbrt", "reciprocal", "exp", "expm1", "log", "log1p", "log2",

@@ -11,12 +11,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from tablepuppet.algebra.placement import PricedStep, Run, gram_order
+from tablepuppet.algebra.costs import PricedStep, Run, gram_order
 from tablepuppet.algebra.products import ByTable, TableProducts
+from tablepuppet.arrays import Array
 from tablepuppet.mapping.table_mapping import ShardRows
 from tablepuppet.prep.encode.encoded_table import EncodedTable
-
-Array = NDArray[np.float64]
 
 
 def gram(products: TableProducts, weights: Array | None = None) -> Array:

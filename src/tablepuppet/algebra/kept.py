@@ -22,13 +22,14 @@ import numpy as np
 from numpy.lib.mixins import NDArrayOperatorsMixin
 from numpy.typing import ArrayLike, NDArray
 
+from tablepuppet.algebra.costs import PricedStep
 from tablepuppet.algebra.functions import CONDITIONS, OF_ONE, OF_TWO, choose, clip, real_numbers
-from tablepuppet.algebra.placement import Placement, PricedStep
+from tablepuppet.algebra.placement import Placement
 from tablepuppet.algebra.products import Result, TableProducts
+from tablepuppet.arrays import Array
 from tablepuppet.errors import LearnError
 from tablepuppet.operators.client import Pending
 
-Array = NDArray[np.float64]
 SENT = 8  # arrays of the caller's own that parties keep for when they are used again
 
 
@@ -85,7 +86,7 @@ class Keeper:
         size = self.rows * columns * placement.wire_bytes
         if placement.line.seconds(sums, 0) >= placement.line.seconds(0, 2 * size):
             return False
-        return not placement.would_collect(self._step(self._kept_times), [self.alias])
+        return not placement.would_collect(self._step(self._kept_times))
 
     def steps(self, products: TableProducts, vectors: int) -> list[PricedStep]:
         """What may be asked, for this number of vectors."""
@@ -152,7 +153,7 @@ class Keeper:
         if products is not None:
             values["encoding"] = products.ready()[self.alias]
         pending = self.placement.lou.ask(op, [self.alias], **values)
-        self.placement.note(run, is_asked=True)
+        self.placement.meter.note(run, is_asked=True)
         return pending
 
     def _slot(self) -> Slot:

@@ -22,7 +22,7 @@ is released of K must be nonzero in no row, or in at least ``min_rows`` rows. It
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -36,6 +36,7 @@ from tablepuppet.algebra.functions import (
     evaluate,
     evaluated,
 )
+from tablepuppet.arrays import Array
 from tablepuppet.errors import PartyError
 from tablepuppet.party.allowance import check_memory, check_reply
 from tablepuppet.party.arguments import Means, Name, Some, Within
@@ -46,14 +47,13 @@ from tablepuppet.party.returns import OUTPUTS, ROW_OUTPUTS, Numbers
 from tablepuppet.prep.encode.encode import EncodedShard, encoded
 from tablepuppet.prep.encode.encoded_table import EncodedTable, SealedTable, check_length
 
-Array = NDArray[np.float64]
 Row = Annotated[NDArray[np.float64], Within(dimensions=(1,), size=10_000)]
 Operand = Name | float | Row  # a kept vector, a number, or a number for each column
 Places = Annotated[NDArray[np.int64], Within(dimensions=(1,), size=10_000)]
 Constants = Annotated[NDArray[np.float64], Within(dimensions=(2,))]
 
 
-def check_weighed(table: LocalTable, view: RelationRows, rows: Array) -> None:
+def check_weighed(table: LocalTable, view: RelationRows, rows: NDArray[Any]) -> None:
     """PrivacyError if a direction weighs some rows, but too few to hide among; by what was asked alone."""
     least = table.grant.rules.min_rows
     if not least:

@@ -11,10 +11,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from tablepuppet.arrays import Array
 from tablepuppet.mapping.joined_rows import Block, JoinedRows
 from tablepuppet.mapping.table_mapping import Floats
-
-Array = NDArray[np.float64]
 
 
 class Nearest:

@@ -5,14 +5,13 @@ from __future__ import annotations
 from typing import Any, NoReturn
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 from scipy.sparse.linalg import LinearOperator
 
 from tablepuppet.algebra.instead import NoArrayError
 from tablepuppet.algebra.kept import KeptArray
+from tablepuppet.arrays import Array
 from tablepuppet.errors import LearnError
-
-Array = NDArray[np.float64]
 
 
 class ProductOperator(LinearOperator):  # type: ignore[misc] # SciPy has no types

@@ -35,7 +35,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tablepuppet.algebra.kept_ops import Places, check_weighed, flat, released
-from tablepuppet.arrays import lossless
+from tablepuppet.arrays import Array, lossless
 from tablepuppet.errors import PartyError
 from tablepuppet.party.added_noise import GramNoise
 from tablepuppet.party.allowance import check_memory, check_reply, check_time
@@ -50,7 +50,6 @@ from tablepuppet.prep.encode.encoded_table import EncodedTable, SealedTable, che
 from tablepuppet.prep.encode.gram_groups import fewest_rows, without_pairs
 from tablepuppet.privacy.clip import blocks, kept_shares
 
-Array = NDArray[np.float64]
 Whole = NDArray[np.int64]
 Vectors = NDArray[np.floating[Any]]
 Labels = Annotated[NDArray[np.integer], Within(dimensions=(1,))]
@@ -219,13 +218,15 @@ def gram_noise(columns: int, noise: GramNoise) -> float:
     return noise.multiplier * columns / noise.table_rows
 
 
-class NumberOrPlace:
-    """What ``matrix.row_max`` returns of each row: a number, or a place among the columns."""
+class NumberOrPlace(Numbers):
+    """Of each row a number; or if ``arg`` was asked for, its place among the columns."""
 
     def check(self, value: Any, asked: Asked, reply: Mapping[str, Any]) -> None:
         """Raise `Wrong` or `NotFinite` unless it is such an array."""
-        of_places = Numbers((ROWS,), "u", places_in="places")
-        (of_places if asked.arguments.get("arg") else Numbers((ROWS,))).check(value, asked, reply)
+        if asked.arguments.get("arg"):
+            Numbers(self.lengths, "u", places_in="places").check(value, asked, reply)
+        else:
+            super().check(value, asked, reply)
 
 
 @op(
@@ -233,7 +234,7 @@ class NumberOrPlace:
     asked="the relation as a matrix, extremes of rows",
     releases=Release.PREDICTIONS,
     directions="scale",
-    returns={"outputs": NumberOrPlace()},
+    returns={"outputs": NumberOrPlace((ROWS,))},
 )
 def row_max(
     table: LocalTable, view: str, encoding: str, places: Places, scale: List, shift: List, arg: bool = False

@@ -23,10 +23,11 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from tablepuppet.algebra.costs import PricedStep, Run
 from tablepuppet.algebra.nearest import Nearest
 from tablepuppet.algebra.ops import Largest, counted_sums, largest_of_rows, weighed_sums
-from tablepuppet.algebra.placement import Placement, PricedStep, Run
-from tablepuppet.arrays import are_within, lossless
+from tablepuppet.algebra.placement import Placement
+from tablepuppet.arrays import Array, are_within, lossless
 from tablepuppet.errors import LearnError
 from tablepuppet.mapping.joined_rows import JoinedRows
 from tablepuppet.mapping.table_mapping import Floats, Index, ShardRows
@@ -36,7 +37,6 @@ from tablepuppet.pieces import on_all_cores
 from tablepuppet.prep.encode.encode import Encoding
 from tablepuppet.prep.encode.encoded_table import EncodedTable
 
-Array = NDArray[np.float64]
 Number = TypeVar("Number", bound=np.floating[Any])
 ByTable = Callable[[], dict[str, Any]]
 
@@ -168,7 +168,7 @@ class TableProducts:
         def outputs() -> dict[str, Floats]:
             found = replies()
             found |= {
-                alias: found[alias].astype(self.placement.wire_of(alias)) for alias in self.cells
+                alias: found[alias].astype(self.placement.sizes[alias].wire) for alias in self.cells
             }  # as parties do
             return {alias: self._moved(alias, each) for alias, each in found.items()}
 
@@ -213,9 +213,9 @@ class TableProducts:
         if alias in self.cells:
             return counts.astype(np.float64)
         if alias not in self._firsts:
-            return counts.astype(self.placement.wire_of(alias))
+            return counts.astype(self.placement.sizes[alias].wire)
         size = self.placement.sizes[alias].rows, counts.shape[1]
-        found: Floats = np.zeros(size, self.placement.wire_of(alias))
+        found: Floats = np.zeros(size, self.placement.sizes[alias].wire)
         found[self._firsts[alias]] = counts
         return found
 
@@ -315,7 +315,7 @@ class TableProducts:
     def cut(self, alias: str, rows: Floats, shard: ShardRows, exact: bool = False) -> Floats:
         """A shard's part of an array over a table's rows, as it is sent."""
         part = rows[shard.slice]
-        return lossless(part) if exact else part.astype(self.placement.wire_of(alias), copy=False)
+        return lossless(part) if exact else part.astype(self.placement.sizes[alias].wire, copy=False)
 
     def ask_tables(
         self, run: Run, op: str, reply: str, aliases: list[str],
@@ -336,7 +336,7 @@ class TableProducts:
 
         pending = self.placement.client.ask(op, given, bounds=bounds) if there else None
         if set(aliases) - self.cells.keys():
-            self.placement.note(run, is_asked=pending is not None)
+            self.placement.meter.note(run, is_asked=pending is not None)
 
         def read() -> dict[str, Any]:
             replies = {} if pending is None else self.placement.read(pending)
@@ -354,7 +354,7 @@ class TableProducts:
 
     def scattered(self, alias: str, columns: Array, exact: bool = False) -> Floats:
         """S_i^T U, (n_i, k), as it is sent: rounded to the wire's precision if it travels, and may be."""
-        precision = np.float64 if exact or self.local(alias) is not None else self.placement.wire_of(alias)
+        precision = np.float64 if exact or self.local(alias) is not None else self.placement.sizes[alias].wire
         return self.rows.many_sums(alias, columns, precision)
 
 

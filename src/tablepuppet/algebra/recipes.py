@@ -1,22 +1,26 @@
 """How columns are computed from those of X, and how a function of arrays becomes the recipe of a new one: no trip.
 
 Sums, differences and products with numbers change scale and shift. Any other function becomes steps (`functions.py`)
-for columns of numbers, and a line through f(0) and f(1) for columns of categories.
+for columns of numbers, and a line through f(0) and f(1) for columns of categories. With the encoders of X a recipe is a
+`Preparation`, which a model keeps to be used over another relation.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from tablepuppet.algebra.functions import MOST_STEPS, OF_ONE, OF_TWO, Function
+from tablepuppet.arrays import Array
 from tablepuppet.errors import LearnError
-
-Array = NDArray[np.float64]
+from tablepuppet.operators.client import Client
+from tablepuppet.prep.encode.encode import Encoding
+from tablepuppet.sql.query import OutputColumn
+from tablepuppet.wire.engine import Engine
 
 
 @dataclass(frozen=True, eq=False)
@@ -63,6 +67,35 @@ class Recipe:
 
     def __hash__(self) -> int:
         return hash((self.places.tobytes(), self.function, self.scale.tobytes(), self.shift.tobytes()))
+
+
+@dataclass(frozen=True)
+class Preparation:
+    """Encoders, the engine that reaches the parties which know their categories, and the recipe of the columns."""
+
+    encoding: Encoding
+    engine: Engine = field(repr=False, compare=False)
+    recipe: Recipe
+
+    def check(self, client: Client, features: Iterable[OutputColumn]) -> None:
+        """Raise LearnError unless a relation has the encoded columns, in the same federation."""
+        if client.engine is not self.engine:
+            raise LearnError("this relation is of another federation than the matrix that it should be like")
+        known = {(column.alias, column.name) for column in features}
+        missing = [each.qualified for each in self.encoding.encoded if (each.alias, each.name) not in known]
+        if missing:
+            raise LearnError(
+                f"the relation lacks columns of the matrix that it should be like: {', '.join(missing)}. Select them "
+                "by the same names, from tables with the same aliases"
+            )
+
+
+class Prepared(Protocol):
+    """A matrix, or a model that was fitted on one."""
+
+    @property
+    def preparation(self) -> Preparation:
+        """How its columns were prepared."""
 
 
 Term = Recipe | Array  # columns of X, or a number for each

@@ -1,30 +1,88 @@
 """The joined matrix X of a relation, which is never built: its columns, and what all arrays that are made of it share.
 
+Products with an elementwise function of its columns are those of another matrix, which parties compute and keep.
 `products.py` computes products, `array.py` is the interface for NumPy, `placement.py` decides where tables compute.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-import tablepuppet.algebra.kept_ops
-import tablepuppet.algebra.ops  # noqa: F401 - registers the parties' half
-from tablepuppet.algebra.derived import DerivedTable
 from tablepuppet.algebra.functions import Function
 from tablepuppet.algebra.kept import Keeper
+from tablepuppet.algebra.kept_ops import applied
 from tablepuppet.algebra.placement import Placement
 from tablepuppet.algebra.products import TableProducts
+from tablepuppet.arrays import Array
 from tablepuppet.errors import LearnError, PrivacyError
 from tablepuppet.operators.client import Client
 from tablepuppet.prep.columns.selected import is_public
 from tablepuppet.prep.columns.statistics import NumberStatistics
 from tablepuppet.prep.encode.encode import Encoding, NumberEncoder, apply_encoding
+from tablepuppet.prep.encode.encoded_table import EncodedTable
 
-Array = NDArray[np.float64]
+
+@dataclass(frozen=True)
+class DerivedTable:
+    """A function of some numbers of a table, with some of its category groups, whose widths are ``sizes``."""
+
+    function: Function
+    places: tuple[int, ...]  # of the numbers
+    groups: tuple[int, ...]
+    sizes: tuple[int, ...]
+
+    @property
+    def width(self) -> int:
+        """Columns."""
+        return len(self.places) + sum(self.sizes)
+
+    def arguments(self) -> dict[str, Any]:
+        """As an op takes it."""
+        return {
+            "numbers": np.array(self.places, np.int64), "groups": np.array(self.groups, np.int64),
+            "steps": list(self.function.steps), "constants": self.function.constants,
+        }  # fmt: skip
+
+    def of(self, data: EncodedTable) -> EncodedTable:
+        """The function of rows that are here."""
+        found = applied(data, **self.arguments())
+        if not np.isfinite(found.dense).all():
+            raise LearnError("the function is not finite for some rows; columns are standardised numbers")
+        return found
+
+
+class Derived(TableProducts):
+    """A function of columns of X: kept at parties until several others were asked for, then asked for again."""
+
+    def __init__(self, placement: Placement, encoding: str, parts: Mapping[str, DerivedTable]):
+        self._encoding, self._parts = encoding, parts
+        self._made: dict[str, EncodedTable] = {}
+        widths = {alias: each.width for alias, each in parts.items()}
+        super().__init__(placement, {}, widths, {alias: len(each.places) for alias, each in parts.items()})
+
+    def local(self, alias: str) -> EncodedTable | None:
+        """A function of the table's rows, if these were collected."""
+        data = self.placement.collected.get(alias)
+        if data is not None and alias not in self._made:
+            self._made[alias] = self._parts[alias].of(data.centred(-self.placement.centres[alias]))
+        return None if data is None else self._made[alias]
+
+    def ready(self) -> Mapping[str, str]:
+        """The name of the function at the parties, who are asked to apply it unless they have it."""
+        name, is_kept = self.placement.slot(tuple(self._parts.items()))
+        if not is_kept:
+            there = [alias for alias in self.tables if alias not in self.placement.collected]
+            by_alias = {alias: {"into": name, **self._parts[alias].arguments()} for alias in there}
+            self.placement.client.widths |= {(alias, name): self._parts[alias].width for alias in there}
+            self._lou.ask("matrix.apply", by_alias, by_alias=by_alias, encoding=self._encoding)
+        return dict.fromkeys(self._parts, name)
 
 
 class MatrixSource:
@@ -80,7 +138,9 @@ class MatrixSource:
                     groups.append(number)
                     sizes.append(last - first)
                     start += last - first
-            parts[alias] = DerivedTable(function.of(numbers), (places[numbers] - block.start).tolist(), groups, sizes)
+            parts[alias] = DerivedTable(
+                function.of(numbers), tuple((places[numbers] - block.start).tolist()), tuple(groups), tuple(sizes)
+            )
             end += parts[alias].width
         return parts, pick
 

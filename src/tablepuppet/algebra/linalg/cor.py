@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import numpy as np
-from numpy.typing import NDArray
 
 from tablepuppet.algebra.array import LazyArray
 from tablepuppet.algebra.linalg.design import Design, centred_gram
 from tablepuppet.algebra.linalg.program import program
+from tablepuppet.arrays import Array
 from tablepuppet.errors import LearnError
-
-Array = NDArray[np.float64]
 
 
 @program

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 from scipy.sparse.linalg import LinearOperator, cg, lsmr
 
 from tablepuppet.algebra.array import LazyArray
@@ -19,10 +19,10 @@ from tablepuppet.algebra.kept import KeptArray
 from tablepuppet.algebra.linalg.progress import Progress
 from tablepuppet.algebra.operator import ProductOperator
 from tablepuppet.algebra.products import Result
+from tablepuppet.arrays import Array
 from tablepuppet.errors import LearnError, PartyError, PrivacyError
 from tablepuppet.wire.protocol import LostError
 
-Array = NDArray[np.float64]
 INTERCEPT = "intercept"
 WIDEST = 2000  # columns of a Gram matrix that is solved as it is
 LEAST = 1e-12  # an eigenvalue of a scaled Gram matrix that is taken for zero: its entries are exact to about 1e-15

@@ -7,13 +7,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 from scipy.special import ndtr, ndtri, stdtr, stdtrit
 
+from tablepuppet.arrays import Array
 from tablepuppet.runs.figures import NOT_APPLICABLE, number, shown
 from tablepuppet.runs.table_view import Align, NamedNumbers, TableView
 
-Array = NDArray[np.float64]
 Categories = Mapping[str, Sequence[str | None]]  # names by column, in the order of codes, as `X.categories` has them
 DECIMALS = ((4, True), (3, True), (3, False), (3, False), (3, True), (3, True))
 """Of coef, std err, t, P>|t| and the ends of its interval, and whether very small ones have digits instead: as

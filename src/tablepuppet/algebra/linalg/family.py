@@ -12,12 +12,11 @@ from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
-from numpy.typing import NDArray
 from scipy.special import expit, logit, xlogy
 
+from tablepuppet.arrays import Array
 from tablepuppet.errors import LearnError
 
-Array = NDArray[np.float64]
 FamilyName = Literal["gaussian", "binomial", "poisson", "gamma", "tweedie"]
 LinkName = Literal["identity", "log", "logit", "inverse"]
 SURE = float(np.finfo(np.float64).eps)  # a probability is no closer to 0 or 1: else it has no logit

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import ClassVar, Literal, get_args
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
 from tablepuppet.algebra.array import LazyArray
 from tablepuppet.algebra.linalg.design import WIDEST, Design
@@ -33,9 +33,9 @@ from tablepuppet.algebra.linalg.program import (
     program,
 )
 from tablepuppet.algebra.linalg.progress import Progress
+from tablepuppet.arrays import Array
 from tablepuppet.errors import LearnError
 
-Array = NDArray[np.float64]
 Solver = Literal["auto", "gram", "cg"]
 SOLVERS: tuple[str, ...] = get_args(Solver)
 HALVINGS = 30

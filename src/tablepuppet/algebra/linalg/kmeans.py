@@ -25,11 +25,11 @@ from tablepuppet.algebra.linalg.program import check_whole, program
 from tablepuppet.algebra.linalg.progress import Progress
 from tablepuppet.algebra.linalg.saved import LinalgModel
 from tablepuppet.algebra.nearest import Nearest
-from tablepuppet.algebra.preparation import Preparation
+from tablepuppet.algebra.recipes import Preparation
+from tablepuppet.arrays import Array
 from tablepuppet.errors import LearnError, PrivacyError
 from tablepuppet.pieces import over_pieces
 
-Array = NDArray[np.float64]
 PROJECTIONS = 16  # directions in which first clusters are sought
 COLUMN_LIMIT = "max_matrix_columns"  # the policy rule
 

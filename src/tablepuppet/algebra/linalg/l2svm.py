@@ -18,10 +18,9 @@ from tablepuppet.algebra.array import LazyArray
 from tablepuppet.algebra.linalg.linear_fit import LinearFit, Rows, by_column
 from tablepuppet.algebra.linalg.newton import check_settings, minimise
 from tablepuppet.algebra.linalg.program import classes_of, most_frequent, program
+from tablepuppet.arrays import Array
 from tablepuppet.errors import LearnError
 from tablepuppet.runs.figures import beside
-
-Array = NDArray[np.float64]
 
 
 @dataclass(frozen=True, repr=False)

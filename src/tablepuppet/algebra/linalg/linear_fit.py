@@ -11,12 +11,11 @@ from numpy.typing import NDArray
 from tablepuppet.algebra.array import LazyArray
 from tablepuppet.algebra.linalg.estimates import UNITS, Categories, Estimates, Summary, category_names, facts_view
 from tablepuppet.algebra.linalg.saved import LinalgModel
-from tablepuppet.algebra.preparation import Preparation, Prepared
+from tablepuppet.algebra.recipes import Preparation, Prepared
+from tablepuppet.arrays import Array
 from tablepuppet.errors import LearnError
 from tablepuppet.runs.figures import number
 from tablepuppet.runs.table_view import Align, NamedNumbers, TableView
-
-Array = NDArray[np.float64]
 
 
 class HasMatrix(Protocol):

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import ClassVar, Literal, get_args
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 from scipy.special import fdtrc
 
 from tablepuppet.algebra.array import LazyArray
@@ -21,9 +21,9 @@ from tablepuppet.algebra.linalg.estimates import Estimates
 from tablepuppet.algebra.linalg.linear_fit import EstimatedFit, by_column
 from tablepuppet.algebra.linalg.program import check_choice, check_numbers, check_rows, check_varies, program
 from tablepuppet.algebra.linalg.progress import Progress
+from tablepuppet.arrays import Array
 from tablepuppet.errors import LearnError
 
-Array = NDArray[np.float64]
 Solver = Literal["auto", "gram", "cg", "lsmr"]
 SOLVERS: tuple[str, ...] = get_args(Solver)
 NEARLY = (

@@ -20,10 +20,10 @@ from tablepuppet.algebra.column_products import BLOCK
 from tablepuppet.algebra.linalg.linear_fit import Rows, matrix_of
 from tablepuppet.algebra.linalg.program import check_positive, classes_of, program
 from tablepuppet.algebra.linalg.saved import LinalgModel
-from tablepuppet.algebra.preparation import Preparation
+from tablepuppet.algebra.recipes import Preparation
+from tablepuppet.arrays import Array
 from tablepuppet.errors import PrivacyError
 
-Array = NDArray[np.float64]
 SMOOTHING = 1e-9  # of the largest variance, added to all
 
 

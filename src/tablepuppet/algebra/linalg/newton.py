@@ -25,9 +25,9 @@ from tablepuppet.algebra.array import LazyArray
 from tablepuppet.algebra.linalg.design import Design
 from tablepuppet.algebra.linalg.program import check_positive, check_whole
 from tablepuppet.algebra.linalg.progress import Progress
+from tablepuppet.arrays import Array
 from tablepuppet.errors import LearnError
 
-Array = NDArray[np.float64]
 ENOUGH = 1e-4  # the share of the expected decrease that a step must bring
 HALVINGS = 30
 LOSSES = 2  # sums of scores that a step reads, about

@@ -6,18 +6,16 @@ from dataclasses import dataclass
 from numbers import Integral
 
 import numpy as np
-from numpy.typing import NDArray
 
 from tablepuppet.algebra.array import LazyArray
 from tablepuppet.algebra.linalg.design import Design, centred_gram
 from tablepuppet.algebra.linalg.linear_fit import Rows, matrix_of
 from tablepuppet.algebra.linalg.program import program
 from tablepuppet.algebra.linalg.saved import LinalgModel
-from tablepuppet.algebra.preparation import Preparation
-from tablepuppet.arrays import upright
+from tablepuppet.algebra.recipes import Preparation
+from tablepuppet.arrays import Array, upright
 from tablepuppet.errors import LearnError
 
-Array = NDArray[np.float64]
 USUAL = 10  # components
 
 

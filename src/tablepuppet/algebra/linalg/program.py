@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from tablepuppet.algebra.array import LazyArray
+from tablepuppet.arrays import Array
 from tablepuppet.errors import LearnError
 from tablepuppet.prep.columns.label import is_continuous
 from tablepuppet.runs.events import one_run
@@ -21,7 +22,6 @@ from tablepuppet.spelling import names_checked
 
 Arguments = ParamSpec("Arguments")
 Fitted = TypeVar("Fitted")
-Array = NDArray[np.float64]
 
 
 def program(function: Callable[Arguments, Fitted]) -> Callable[Arguments, Fitted]:

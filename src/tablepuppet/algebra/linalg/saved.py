@@ -15,8 +15,7 @@ import numpy as np
 
 from tablepuppet.algebra.functions import Function
 from tablepuppet.algebra.linalg.estimates import Estimates
-from tablepuppet.algebra.preparation import Preparation
-from tablepuppet.algebra.recipes import Recipe
+from tablepuppet.algebra.recipes import Preparation, Recipe
 from tablepuppet.errors import LearnError, NotPickledError
 from tablepuppet.runs.figures import setting_text
 from tablepuppet.runs.table_view import NamedNumbers

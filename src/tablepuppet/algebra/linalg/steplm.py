@@ -12,15 +12,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
 from tablepuppet.algebra.array import LazyArray
 from tablepuppet.algebra.linalg.design import LEAST, Design, centred_gram
 from tablepuppet.algebra.linalg.lm import LM, fit_of
 from tablepuppet.algebra.linalg.program import check_numbers, check_rows, program
 from tablepuppet.algebra.linalg.progress import Progress
-
-Array = NDArray[np.float64]
+from tablepuppet.arrays import Array
 
 
 @dataclass(frozen=True, repr=False)

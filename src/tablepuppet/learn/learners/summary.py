@@ -26,8 +26,7 @@ from numpy.typing import NDArray
 
 from tablepuppet.algebra.linalg.design import INTERCEPT, LEAST, WIDEST, Design
 from tablepuppet.algebra.linalg.estimates import Categories, Estimates, baselines, category_names, facts_view
-from tablepuppet.algebra.preparation import Preparation
-from tablepuppet.algebra.recipes import Recipe
+from tablepuppet.algebra.recipes import Preparation, Recipe
 from tablepuppet.errors import LearnError, PartyError, PrivacyError
 from tablepuppet.learn.learners.predictions import Predictions
 from tablepuppet.learn.loss.measures import Metrics

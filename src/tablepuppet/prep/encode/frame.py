@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 from numpy.typing import NDArray
 
+from tablepuppet.arrays import Array
 from tablepuppet.mapping.digests import number_digests
 from tablepuppet.party.blind import Blinded, blind
 from tablepuppet.party.groups import rows_by, rows_of
@@ -16,7 +17,6 @@ from tablepuppet.party.local_table import LocalTable
 from tablepuppet.prep.columns.statistics import shown
 from tablepuppet.prep.columns.values import numbers
 
-Floats = NDArray[np.float64]
 Mask = NDArray[np.bool_]
 
 
@@ -24,7 +24,7 @@ Mask = NDArray[np.bool_]
 class NumberColumn:
     """Numbers, and which rows have one."""
 
-    values: Floats
+    values: Array
     present: Mask
 
     def usual(self, firsts: Mask) -> float:

@@ -10,10 +10,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from tablepuppet.arrays import Array
 from tablepuppet.errors import PartyError
 from tablepuppet.party.allowance import check_memory, check_time
 from tablepuppet.prep.columns.given_bounds import Bounds
-from tablepuppet.prep.encode.frame import Floats, Frame
+from tablepuppet.prep.encode.frame import Frame
 from tablepuppet.prep.encode.specs import NUMBERS, Drop, FoldLookup, StepSpec, within
 
 
@@ -140,7 +141,7 @@ def bounds_after(steps: Iterable[StepSpec], known: Mapping[str, Bounds]) -> dict
     return found
 
 
-def inverse(steps: Sequence[StepSpec], name: str, values: Floats) -> Floats:
+def inverse(steps: Sequence[StepSpec], name: str, values: Array) -> Array:
     """What a column was before steps, from what it is after them; LearnError where steps cannot be undone."""
     for step in reversed(steps):
         if step.writes == name:

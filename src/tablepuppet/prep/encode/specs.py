@@ -18,10 +18,11 @@ import numpy as np
 from msgspec import Meta
 from numpy.typing import NDArray
 
+from tablepuppet.arrays import Array
 from tablepuppet.errors import LearnError, PartyError
 from tablepuppet.prep.columns.days import PART_BOUNDS, DatePart, date_part
 from tablepuppet.prep.columns.given_bounds import Bounds
-from tablepuppet.prep.encode.frame import AnyColumn, CodedColumn, Floats, Frame, NumberColumn
+from tablepuppet.prep.encode.frame import AnyColumn, CodedColumn, Frame, NumberColumn
 
 FARTHEST = 1e155  # of a number in a step: its square is an ordinary number
 FARTHEST_BOUND = 1e140  # sums of squares of it are ordinary numbers
@@ -71,7 +72,7 @@ class FittedStep(msgspec.Struct, frozen=True, tag_field="kind"):
         """Bounds of the column that it writes, from those of columns of numbers; None where it holds codes then."""
         return None
 
-    def undo(self, values: Floats) -> Floats:
+    def undo(self, values: Array) -> Array:
         """Values before the step, from those after it; LearnError where it cannot be undone."""
         raise LearnError(f"column {self.writes!r} is made by steps that cannot be undone")
 
@@ -94,7 +95,7 @@ class ColumnStep(FittedStep, frozen=True):
 class NumberFunction(ColumnStep, frozen=True):
     """A rising function of each number."""
 
-    def values(self, values: Floats) -> Floats:
+    def values(self, values: Array) -> Array:
         """The function's values."""
         raise NotImplementedError
 
@@ -123,10 +124,10 @@ class Scale(NumberFunction, frozen=True, tag="scale"):
     centre: Value
     scale: Width
 
-    def values(self, values: Floats) -> Floats:
+    def values(self, values: Array) -> Array:
         return np.asarray((values - self.centre) / self.scale)
 
-    def undo(self, values: Floats) -> Floats:
+    def undo(self, values: Array) -> Array:
         return values * self.scale + self.centre
 
 
@@ -139,10 +140,10 @@ class Clipped(NumberFunction, frozen=True, tag="clip"):
     def size_after(self, size: int, has_digests: bool) -> int:
         return _rising(self, size)
 
-    def values(self, values: Floats) -> Floats:
+    def values(self, values: Array) -> Array:
         return np.clip(values, self.low, self.high)
 
-    def undo(self, values: Floats) -> Floats:
+    def undo(self, values: Array) -> Array:
         return values
 
 
@@ -151,7 +152,7 @@ class Logarithm(NumberFunction, frozen=True, tag="log"):
 
     offset: Value
 
-    def values(self, values: Floats) -> Floats:
+    def values(self, values: Array) -> Array:
         moved = values + self.offset
         return np.log(np.where(moved > 0, moved, np.nan))
 
@@ -161,7 +162,7 @@ class Logarithm(NumberFunction, frozen=True, tag="log"):
             return FLAG
         return math.log(low) if low > 0 else math.log(high) - LOG_SPAN, math.log(high)
 
-    def undo(self, values: Floats) -> Floats:
+    def undo(self, values: Array) -> Array:
         return np.exp(values) - self.offset
 
 
@@ -170,14 +171,14 @@ class Exponent(NumberFunction, frozen=True, tag="power"):
 
     exponent: Annotated[float, Meta(ge=1e-3, le=1e3)]
 
-    def values(self, values: Floats) -> Floats:
+    def values(self, values: Array) -> Array:
         return _power(values, self.exponent)
 
-    def undo(self, values: Floats) -> Floats:
+    def undo(self, values: Array) -> Array:
         return _power(values, 1 / self.exponent)
 
 
-def _power(values: Floats, exponent: float) -> Floats:
+def _power(values: Array, exponent: float) -> Array:
     return np.asarray(np.sign(values) * np.abs(values) ** exponent)
 
 
@@ -198,7 +199,7 @@ class Fill(ColumnStep, frozen=True, tag="fill"):
         low, high = known[self.column]
         return min(low, self.value), max(high, self.value)
 
-    def undo(self, values: Floats) -> Floats:
+    def undo(self, values: Array) -> Array:
         return values
 
 
@@ -219,7 +220,7 @@ class Without(ColumnStep, frozen=True, tag="without"):
     def bounds(self, known: Mapping[str, Bounds]) -> Bounds | None:
         return Clipped(self.column, self.low, self.high).bounds(known)
 
-    def undo(self, values: Floats) -> Floats:
+    def undo(self, values: Array) -> Array:
         return values
 
 

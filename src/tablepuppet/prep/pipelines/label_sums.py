@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from tablepuppet.arrays import mark
+from tablepuppet.arrays import Array, mark
 from tablepuppet.errors import LearnError, PartyError
 from tablepuppet.mapping.table_mapping import TableRows
 from tablepuppet.operators.client import Client, Pending
@@ -41,7 +41,6 @@ from tablepuppet.prep.pipelines.derived import wanted_codes
 from tablepuppet.sql.query import OutputColumn
 from tablepuppet.sql.types import NUMERIC, family
 
-Floats = NDArray[np.float64]
 NO_CODE = -1  # of a category that is not listed
 
 
@@ -119,13 +118,13 @@ class LabelSums:
     Categories that are pooled have no rows here. ``prior_*`` are over all categories, those pooled too.
     """
 
-    counts: Floats  # (lines, size + 1)
-    means: Floats
-    squares: Floats
-    prior_counts: Floats  # (lines,)
-    prior_means: Floats
-    prior_squares: Floats
-    weights: Floats  # (folds, size + 2): all joined rows, by fold of their base row; those not listed are last
+    counts: Array  # (lines, size + 1)
+    means: Array
+    squares: Array
+    prior_counts: Array  # (lines,)
+    prior_means: Array
+    prior_squares: Array
+    weights: Array  # (folds, size + 2): all joined rows, by fold of their base row; those not listed are last
     has_two_values: bool  # the label; it is 0 or 1 then
 
 
@@ -136,11 +135,11 @@ class AskedLabels:
         self._client, self.label = client, label
         self._is_number = family(label.type) in NUMERIC
         self._asked: Pending = (ask_numbers if self._is_number else ask_classes)(client, label)
-        self._sums: dict[str, tuple[Floats, Floats]] = {}
+        self._sums: dict[str, tuple[Array, Array]] = {}
         self._dealt: dict[tuple[str, Folds], Callable[[], NDArray[np.int64]]] = {}
 
     @cached_property
-    def _found(self) -> tuple[Floats, bool]:
+    def _found(self) -> tuple[Array, bool]:
         """(the label of every joined row, whether it has two values); of two the larger one is 1, the other 0."""
         if not self._is_number:
             classes = joined_classes(self._client, self.label, self._asked)
@@ -167,7 +166,7 @@ class AskedLabels:
         sums, squares = self._at_base_rows(column.alias, values - mean)
         cells, shape = column.codes * folds.count + fold, (column.size + 2, folds.count)
         size = shape[0] * shape[1]
-        grid: list[Floats] = [
+        grid: list[Array] = [
             np.bincount(cells, each, size).reshape(shape).astype(np.float64) for each in (weights, sums, squares)
         ]
         left = _left(parts, folds.count)  # (lines, size + 1, folds)
@@ -191,7 +190,7 @@ class AskedLabels:
         shards = self._client.plan.tables[self.label.alias].shards
         return max(column.least, *(shard.min_group for shard in shards))
 
-    def _at_base_rows(self, alias: str, values: Floats) -> tuple[Floats, Floats]:
+    def _at_base_rows(self, alias: str, values: Array) -> tuple[Array, Array]:
         """(sums of the values, sums of their squares) at the base rows of a table."""
         if alias not in self._sums:
             scatter = self._client.rows.sums
@@ -261,7 +260,7 @@ def fold_of_rows(client: Client, alias: str, folds: Folds) -> Callable[[], NDArr
     return lambda: asked()[first][rows]
 
 
-def _left(parts: NDArray[np.intp], folds: int) -> Floats:
+def _left(parts: NDArray[np.intp], folds: int) -> Array:
     """For each line and category the folds that count, (lines, categories, folds): all folds, then the other folds."""
     numbers, some = np.arange(folds), np.maximum(parts, 1)[None, :, None]
     others = numbers[None, None, :] % some != numbers[:, None, None] % some
@@ -270,12 +269,12 @@ def _left(parts: NDArray[np.intp], folds: int) -> Floats:
     return (lines & (parts > 0)[None, :, None]).astype(np.float64)
 
 
-def _other_folds(folds: int) -> Floats:
+def _other_folds(folds: int) -> Array:
     """The folds of each line, (lines, folds): all, then all but one."""
     return np.ones((1, 1)) if folds == 1 else np.concatenate([np.ones((1, folds)), 1.0 - np.eye(folds)])
 
 
-def _centred(count: Floats, total: Floats, square: Floats) -> tuple[Floats, Floats]:
+def _centred(count: Array, total: Array, square: Array) -> tuple[Array, Array]:
     """(mean, squares about it) of sums and sums of squares; 0 without rows."""
     mean = np.divide(total, count, out=np.zeros_like(total), where=count > 0)
     return mean, np.maximum(square - count * mean**2, 0.0)

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, get_args
 
+from tablepuppet.errors import LearnError
+from tablepuppet.prep.columns.statistics import NumberSummary
 from tablepuppet.prep.encode.specs import FARTHEST, Clipped, Outside, Without
 from tablepuppet.prep.pipelines.draft import Column, Draft, bounded
 from tablepuppet.prep.pipelines.needs import Later, given
@@ -12,6 +14,7 @@ from tablepuppet.prep.pipelines.steps.step import PrepStep, is_number, setting
 
 Method = Literal["iqr", "sd"]
 Action = Literal["flag", "clip", "null"]
+SLACK = 1e-6  # of a share, by rounding
 FACTORS: dict[Method, float] = {"iqr": 1.5, "sd": 3.0}
 
 
@@ -116,6 +119,15 @@ def take_out(column: Column, draft: Draft, bounds: Later[tuple[float, float]]) -
     draft.emit(column, Later(lambda ends: Without(name, bounded(ends[0]), bounded(ends[1])), bounds))
     column.moments, column.is_filled = None, False
     if order is not None:
-        lost = Later(lambda below: round(below.mean * below.count), below)
+
+        def rows(below: NumberSummary) -> int:
+            if not -SLACK <= below.mean <= 1 + SLACK:  # NaN is neither
+                raise LearnError(
+                    f"column {column.column.qualified}: what is said to be the share of its values below a bound is no "
+                    f"number from 0 to 1 {draft.owners(column.column)}"
+                )
+            return round(below.mean * below.count)
+
+        lost = Later(rows, below)
         left = Later(lambda after: after.count, draft.summary(column))
         column.order = lambda: order().shortened(lost, left)

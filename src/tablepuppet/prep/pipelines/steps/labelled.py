@@ -15,8 +15,8 @@ from functools import partial
 from typing import Any, ClassVar, Literal
 
 import numpy as np
-from numpy.typing import NDArray
 
+from tablepuppet.arrays import Array
 from tablepuppet.errors import LearnError
 from tablepuppet.prep.encode.specs import MOST_CODES, FoldLookup, Lookup, StepSpec
 from tablepuppet.prep.pipelines.draft import Codes, Column, Draft, Kind
@@ -27,7 +27,6 @@ from tablepuppet.prep.pipelines.steps.categories import list_categories
 from tablepuppet.prep.pipelines.steps.step import PrepStep, is_number, is_whole, setting
 from tablepuppet.sql.query import OutputColumn
 
-Floats = NDArray[np.float64]
 MOST_FOLDS = 100
 
 
@@ -40,8 +39,8 @@ def _folds(default: int) -> Any:
 class Learned:
     """The number of each category, that of others, by line of the sums; and the information value of the column."""
 
-    values: Floats
-    prior: Floats
+    values: Array
+    prior: Array
     information: float = 0.0
 
 
