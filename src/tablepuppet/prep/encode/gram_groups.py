@@ -15,11 +15,11 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
+from tablepuppet.arrays import Array
 from tablepuppet.party.allowance import check_time
 from tablepuppet.prep.encode.encoded_table import EncodedTable, sums_by_code
 from tablepuppet.privacy.clip import blocks
 
-Array = NDArray[np.float64]
 Counts = NDArray[np.int64]
 NONE = np.iinfo(np.int64).max  # no group at all
 
