@@ -24,7 +24,7 @@ from tablepuppet.learn.learners import LEARNERS, load
 from tablepuppet.learn.learners.learner import Learner
 from tablepuppet.learn.loss.measures import Metrics
 from tablepuppet.learn.private.budget_check import check_budget, funds_of
-from tablepuppet.learn.private.planned_releases import Planning
+from tablepuppet.learn.private.fit_plan import Planning
 from tablepuppet.learn.selection.search import GridSearch, RandomSearch
 from tablepuppet.learn.selection.search_prep import PREP, plain
 from tablepuppet.learn.settings import SettingError

@@ -16,11 +16,10 @@ from tablepuppet.errors import PrivacyError
 from tablepuppet.federation import Federation
 from tablepuppet.jobs import make_learner, read_job
 from tablepuppet.learn.private.budget_check import check_budget, funds_of
-from tablepuppet.learn.private.encoder_releases import known_columns
-from tablepuppet.learn.private.feature_promise import FeaturePromise
-from tablepuppet.learn.private.planned_releases import PlannedFit, Planning, Releases
-from tablepuppet.learn.private.promise import Uses, known_otherwise, promised
-from tablepuppet.learn.private.report import GROUPS, PrivacyReport, shown
+from tablepuppet.learn.private.demanded import known_otherwise
+from tablepuppet.learn.private.feature_promise import FeaturePromise, known_columns
+from tablepuppet.learn.private.fit_plan import PlannedFit, Planning
+from tablepuppet.learn.private.report import GROUPS, PrivacyReport, Uses, promised, shown
 from tablepuppet.learn.private.report import NOTHING as WITHOUT
 from tablepuppet.learn.private.usefulness import (
     TableSize,
@@ -29,8 +28,8 @@ from tablepuppet.learn.private.usefulness import (
     help_for_labels,
     rows_for_encoders,
 )
-from tablepuppet.privacy.accountant import Spending
 from tablepuppet.privacy.funds import PartysFunds
+from tablepuppet.privacy.noise_plan import NoisyLabels, NoisyRelease, charges
 from tablepuppet.privacy.settings import Privacy
 from tablepuppet.run_folder import RunFolder
 from tablepuppet.runs.figures import NOT_APPLICABLE, number
@@ -76,7 +75,7 @@ class PrivacyPlan:
 
     report: PrivacyReport
     rows: Mapping[str, int]  # by table: at most so many take part
-    releases: tuple[Releases, ...]
+    releases: tuple[NoisyRelease | NoisyLabels, ...]
     funds: PartysFunds
     notes: tuple[str, ...]
     warnings: tuple[str, ...]
@@ -88,10 +87,6 @@ class PrivacyPlan:
 
     def charges(self) -> list[dict[str, Any]]:
         """What each party's ledger will be charged for a table, at the delta of the promise, and of which budgets."""
-        found: dict[tuple[str, str], Spending] = {}
-        for each in self.releases:
-            for party in each.parties:
-                found[party, each.table] = found.get((party, each.table), Spending()) + each.cost
         delta = self.report["delta"]
         return [
             {
@@ -102,7 +97,7 @@ class PrivacyPlan:
                     for each in self.funds.get((party, table.lower()), ())
                 ],
             }
-            for (party, table), cost in found.items()
+            for (party, table), cost in charges(self.releases).items()
         ]  # fmt: skip
 
     def tables(self) -> Iterator[TableView]:
@@ -110,7 +105,13 @@ class PrivacyPlan:
         if self.report["delta"] is None:
             return
         rows = [
-            [self._where(each), each.what, f"{each.releases:,}", each.noise, _sampled(each.sampling)]
+            [
+                self._where(each),
+                each.what,
+                f"{each.times:,}",
+                each.noise,
+                NOT_APPLICABLE if each.sampling in (None, 1) else number(each.sampling, 3),
+            ]
             for each in self.releases
         ]
         yield TableView("Noisy releases", RELEASED, rows)
@@ -127,7 +128,7 @@ class PrivacyPlan:
         yield TableView("Charged to ledgers", sides, [row[: len(sides)] for row in charged])
         yield self.report.table_view()
 
-    def _where(self, found: Releases) -> str:
+    def _where(self, found: NoisyRelease | NoisyLabels) -> str:
         """The table, and its parties if others of them release something else of this kind."""
         alike = [each for each in self.releases if (each.table, each.what) == (found.table, found.what)]
         uses = {each.parties for each in alike}
@@ -138,16 +139,23 @@ class PrivacyPlan:
         return {
             "promise": self.promise,
             "rows": dict(self.rows),
-            "releases": [each.to_dict() for each in self.releases],
+            "releases": [
+                {
+                    "parties": list(each.parties),
+                    "table": each.table,
+                    "what": each.what,
+                    "releases": each.times,
+                    "noise": each.noise,
+                    "multiplier": each.multiplier,
+                    "sampling": None if each.sampling == 1 else each.sampling,
+                }
+                for each in self.releases
+            ],
             "charges": self.charges() if self.report["delta"] is not None else [],
             "for_rows": {str(rows): dict(self.report.for_rows(rows)) for rows in (1, *GROUPS)},
             "notes": list(self.notes),
             "warnings": list(self.warnings),
         }
-
-
-def _sampled(probability: float | None) -> str:
-    return NOT_APPLICABLE if probability is None else number(probability, 3)
 
 
 def _budgets(budgets: list[dict[str, Any]]) -> str:
@@ -177,7 +185,7 @@ def _planned(planning: Planning, privacy: Privacy | None, notify: Callable[[str]
     plan, promise = planning.plan, planning.learner._promise
     if promise is not None and promise.is_sampled:
         notify(SLOW)
-    fit = PlannedFit(None, {}, ()) if privacy is None else planning.fit(privacy)
+    fit = PlannedFit(None, {}) if privacy is None else planning.fit(privacy)
     report = promised(Uses.of(plan, privacy), privacy, fit.promise)
     report.shows_groups = True
     counts: dict[str, int] = {}

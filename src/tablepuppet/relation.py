@@ -8,10 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import replace
 from functools import cached_property
 from numbers import Integral, Real
-from typing import TYPE_CHECKING, Any, overload
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
@@ -27,7 +26,7 @@ from tablepuppet.operators.rosters import make_rosters
 from tablepuppet.party.request import Request
 from tablepuppet.prep.columns.dividing import Time, as_time, classes_of, groups_of, shares, stratified_label, times_of
 from tablepuppet.prep.columns.label import joined_labels
-from tablepuppet.prep.columns.selected import check_without_noise, find_columns
+from tablepuppet.prep.columns.selected import check_without_noise
 from tablepuppet.prep.encode.encode import Encoding
 from tablepuppet.prep.encode.private_encode import EncoderNoise
 from tablepuppet.prep.explore.correlation import ColumnMatrix, correlation, covariance
@@ -35,8 +34,6 @@ from tablepuppet.prep.explore.crosstab import Crosstab, crosstab
 from tablepuppet.prep.explore.describe import Description, describe
 from tablepuppet.prep.explore.groups import GroupMeans, group_means
 from tablepuppet.prep.explore.histograms import Histogram, histogram
-from tablepuppet.prep.explore.noisy_describe import NoisyDescription, noisy_describe, noisy_histogram, noisy_quantile
-from tablepuppet.prep.explore.noisy_profile import noisy_profile
 from tablepuppet.prep.explore.noisy_statistics import NoiseRequest
 from tablepuppet.prep.explore.outliers import FoundOutliers, outlier_by_iqr, outlier_by_sd
 from tablepuppet.prep.explore.profile import profile
@@ -287,19 +284,6 @@ class Relation:
         values = [f"  information value of {name}: {number(value)}" for name, value in fitted._information.items()]
         return [*foreseen.lines(self.prep), *foreseen.passed_on(self.plan), *values]
 
-    @overload
-    def describe(self, columns: Sequence[str] | None = None) -> Description: ...
-
-    @overload
-    def describe(
-        self,
-        columns: Sequence[str] | None = None,
-        *,
-        privacy: Privacy,
-        bounds: Mapping[str, Any] | None = None,
-        max_times: int | None = None,
-    ) -> NoisyDescription: ...
-
     @names_checked
     def describe(
         self,
@@ -308,18 +292,15 @@ class Relation:
         privacy: Privacy | None = None,
         bounds: Mapping[str, Any] | None = None,
         max_times: int | None = None,
-    ) -> Description | NoisyDescription:
+    ) -> Description:
         """Statistics of every selected column over the joined rows, computed at the parties.
 
         With ``privacy=tp.Privacy(feature_epsilon=...)``: count, mean, standard deviation and quartiles of features with
         noise. ``bounds`` gives numbers between which values are expected, such as ``{"age": (0, 120)}``, where policies
         do not; a row counts as often as it is joined, and at most ``max_times`` times.
         """
-        noise = self._noise("describe", privacy, bounds, max_times)
-        if noise is not None:
-            return noisy_describe(self.client, noise, columns, bounds, self.events)
-        outputs = self.query.outputs if columns is None else find_columns(self.plan, columns, "describe")
-        return describe(self.client, outputs, self.query.categorical, self.events)
+        noise = NoiseRequest.of("describe", privacy, bounds, max_times, self.funds)
+        return describe(self.client, columns, self.events, noise)
 
     @names_checked
     def quantile(
@@ -335,10 +316,8 @@ class Relation:
 
         With ``privacy`` they are estimated from noisy histograms between ``bounds``, as for `describe`.
         """
-        noise = self._noise("quantile", privacy, bounds, max_times)
-        if noise is not None:
-            return noisy_quantile(self.client, noise, q, columns, bounds, self.events)
-        return quantile(self.client, q, columns)
+        noise = NoiseRequest.of("quantile", privacy, bounds, max_times, self.funds)
+        return quantile(self.client, q, columns, self.events, noise)
 
     @names_checked
     def histogram(
@@ -355,20 +334,9 @@ class Relation:
         With ``privacy`` counts have noise, and bins lie between ``bounds``, such as ``(0, 120)``; a value beyond is in
         the first or last bin.
         """
-        noise = self._noise("histogram", privacy, bounds, max_times)
-        if noise is not None:
-            return noisy_histogram(self.client, noise, column, bins, bounds, self.events)
-        return histogram(self.client, column, bins)
-
-    def _noise(self, step: str, privacy: Privacy | None, bounds: object, max_times: int | None) -> NoiseRequest | None:
-        """The noise of a statistic; None without ``privacy``, and LearnError if settings of noise are given then."""
-        if privacy is not None:
-            return NoiseRequest.of(privacy, max_times, self.funds, step)
-        if bounds is not None or max_times is not None:
-            raise LearnError(
-                f"{step}: bounds and max_times are for noise: set privacy=tp.Privacy(feature_epsilon=...) too"
-            )
-        return None
+        given = None if bounds is None else {column: bounds}
+        noise = NoiseRequest.of("histogram", privacy, given, max_times, self.funds)
+        return histogram(self.client, column, bins, self.events, noise)
 
     @names_checked
     def outlier_by_iqr(self, columns: Sequence[str] | None = None, k: float = 1.5) -> FoundOutliers:
@@ -413,14 +381,8 @@ class Relation:
 
         With ``privacy``, only what has a form with noise, as for `describe`.
         """
-        noise = self._noise("profile", privacy, bounds, max_times)
-        if noise is not None:
-            return noisy_profile(self.client, noise, columns, bounds, self.events)
-        query = self.query
-        if columns is not None:
-            chosen = find_columns(self.plan, columns, "profile")
-            query = replace(query, outputs=chosen, label=query.label if query.label in chosen else None)
-        return profile(self.client, query, self.max_categories, self.events)
+        noise = NoiseRequest.of("profile", privacy, bounds, max_times, self.funds)
+        return profile(self.client, columns, self.max_categories, self.events, noise)
 
     @names_checked
     def matrix(self, *, secure_sum: bool = False, like: Prepared | None = None, plan: PlanName = "cost") -> LazyArray:

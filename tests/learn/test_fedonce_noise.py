@@ -10,9 +10,10 @@ import numpy as np
 import pytest
 
 import tablepuppet as tp
-from tablepuppet.learn.private.round_promises import StepPromise
+from tablepuppet.learn.private.feature_promise import StepPromise
 from tablepuppet.party.local_table import LocalTable
 from tablepuppet.privacy.accountant import Spending, gaussian_epsilon
+from tablepuppet.privacy.shares import TAIL_DELTA
 from tests.learn.materialised import predictions, side_by_side
 from tests.relations import federation
 
@@ -44,13 +45,14 @@ def test_stated_figures_are_the_accountants(relation: tp.Relation) -> None:
     assert promise.noise.steps == taken == 40
     costs = []
     for alias in promise.tables:
-        multiplier, beside = promise.noise.multipliers[alias], promise.precision(alias)
-        left = promise.delta_left([alias])
+        multiplier, beside = promise.noise.multipliers[alias], promise.releases(alias)[0].precision
+        left = DELTA - promise.statistics[alias].lists * TAIL_DELTA
         exact = gaussian_epsilon(multiplier, left, taken, None, beside)
         assert report["tables"][alias]["epsilon_given_messages"] == pytest.approx(exact, rel=2e-3)
         assert report["tables"][alias]["epsilon_given_messages"] <= 2.0
         costs.append(Spending.of_gaussian(multiplier, taken) + Spending.of_gaussian(beside**-0.5))
-    together = sum(costs, Spending()).epsilon(promise.delta_left(promise.tables))
+    lists = sum(each.lists for each in promise.statistics.values())
+    together = sum(costs, Spending()).epsilon(DELTA - lists * TAIL_DELTA)
     assert report["total"]["moments_given_messages"] == pytest.approx(together, rel=2e-3)
     assert report["total"]["moments_given_messages"] < report["total"]["epsilon_given_messages"]
 

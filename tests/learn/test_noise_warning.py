@@ -11,8 +11,7 @@ import pytest
 
 import tablepuppet as tp
 from tablepuppet.federation import PartyEntry
-from tablepuppet.learn.private.encoder_releases import statistics_of
-from tablepuppet.learn.private.round_promises import SumPromise
+from tablepuppet.learn.private.feature_promise import SumPromise, statistics_of
 from tablepuppet.learn.private.usefulness import TableSize, help_for_features, help_for_labels
 from tablepuppet.sql.query import OutputColumn
 from tests.relations import record_wire, write_party

@@ -14,6 +14,7 @@ import pytest
 import tablepuppet as tp
 from tablepuppet.learn.private.report import PrivacyReport
 from tablepuppet.privacy.accountant import gaussian_epsilon
+from tablepuppet.privacy.noise_plan import PREDICTIONS
 from tests.relations import federation
 
 DELTA = 1e-5
@@ -114,7 +115,7 @@ def test_several_rows_of_one_person(relation: tp.Relation) -> None:
     found = model.privacy_.for_rows(5)
     assert (found["rows"], found["label_epsilon"], found["delta"]) == (5, 10.0, DELTA)
     assert found["tables"]["orders"]["label"] == 10.0
-    told = 25 * (promise.precision("o") + sum(each.precision for each in noise.of_rounds("o")))
+    told = 25 * sum(each.precision for each in promise.releases("o") if each.what != PREDICTIONS)
     expected = gaussian_epsilon(told**-0.5, DELTA)
     assert found["tables"]["orders"]["epsilon_given_messages"] == pytest.approx(expected, rel=1e-4)
     whole = gaussian_epsilon((told + 5 / noise.image**2) ** -0.5, DELTA)
@@ -158,6 +159,7 @@ def test_several_rows_with_samples(relation: tp.Relation, batch_size: int) -> No
     steps = promise.noise
     for name, alias in (("orders", "o"), ("items", "i")):
         one, both = (each["tables"][name]["epsilon_given_messages"] for each in (report, two))
-        all_in = gaussian_epsilon(steps.multipliers[alias] / 2, DELTA, 5, None, 4 * promise.precision(alias))
+        beside = 4 * promise.releases(alias)[0].precision
+        all_in = gaussian_epsilon(steps.multipliers[alias] / 2, DELTA, 5, None, beside)
         assert one < both <= all_in + 1e-3
     assert ("2 rows" in str(report)) == (batch_size != 100)

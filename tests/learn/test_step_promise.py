@@ -12,7 +12,7 @@ import pyarrow as pa
 import pytest
 
 import tablepuppet as tp
-from tablepuppet.learn.private.round_promises import StepPromise, sampling_of
+from tablepuppet.learn.private.feature_promise import StepPromise, sampling_of
 from tablepuppet.privacy.accountant import gaussian_epsilon, noise_multiplier
 from tests.relations import federation
 

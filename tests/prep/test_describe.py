@@ -327,3 +327,13 @@ def test_why_distinct_values_are_not_counted(tmp_path: Path) -> None:
     symmetric = tp.Federation({"mine": {"orders": price}}).sql("SELECT price FROM orders").describe()
     assert symmetric.to_arrow()["skew"][0].as_py() != 0
     assert symmetric.facts("price")["skew"] == "0"
+
+
+def test_uuids_are_categories(tmp_path: Path) -> None:
+    """As for learners: `describe` has the most frequent one, and a profile draws them, as it does of text."""
+    names = ["00000000-0000-0000-0000-00000000000a"] * 3 + ["00000000-0000-0000-0000-00000000000b"]
+    fed = federation(tmp_path, {"p": {"t": pa.table({"u": names})}})
+    relation = fed.sql("SELECT CAST(u AS UUID) AS u FROM t")
+    [told] = relation.describe().to_arrow().to_pylist()
+    assert (told["distinct"], told["top"], told["top_share"]) == (2, names[0], 0.75)
+    assert relation.profile().categories["u"].counts == [3.0, 1.0]

@@ -19,9 +19,8 @@ from tablepuppet.cli.commands import app
 from tablepuppet.party.ledger import Budget
 from tablepuppet.party.policy import ColumnRule
 from tablepuppet.prep.encode.private_encode import CATEGORIES, MOMENTS
-from tablepuppet.prep.explore.noisy_describe import NoisyDescription
-from tablepuppet.prep.explore.noisy_distribution import COARSE, FINE, NoisyDistribution
-from tablepuppet.prep.explore.private_bins import BINS, COUNTS
+from tablepuppet.prep.explore.describe import Description
+from tablepuppet.prep.explore.noisy_distribution import BINS, COARSE, COUNTS, FINE, NoisyDistribution
 from tablepuppet.privacy.accountant import gaussian_epsilon
 from tests.learn.test_budget_check import World
 from tests.party.policed import federation as policed
@@ -58,7 +57,8 @@ def tables(shards: int = 1) -> Parties:
 def described(relation: Any, **asked: Any) -> dict[str, dict[str, Any]]:
     """By column."""
     found = relation.describe(**asked)
-    assert isinstance(found, NoisyDescription)
+    assert isinstance(found, Description)
+    assert found.spent is not None
     return {row["column"]: row for row in found.to_arrow().to_pylist()}
 
 
@@ -302,6 +302,7 @@ def test_a_table_under_two_aliases_is_one_table(tmp_path: Path) -> None:
     sql = "SELECT a.weight, b.weight AS other FROM items a JOIN items b USING (item)"
     relation = federation(tmp_path, tables()).sql(sql)
     found = relation.describe(privacy=USUAL, bounds={"weight": (0, 1), "other": (0, 1)})
+    assert found.spent is not None
     assert found.spent.releases == {"items": 6}
     multiplier = found.spent.multipliers["items"]
     assert gaussian_epsilon(multiplier, 1e-5, 6) == pytest.approx(1.0, rel=1e-4)
@@ -328,6 +329,7 @@ def test_ledgers_are_charged_what_is_stated(tmp_path: Path) -> None:
     assert spent.keys() == {("shop", "visits"), ("east", "cards"), ("west", "cards")}
     for epsilon in spent.values():
         assert 0.8 <= epsilon < 1.1
+    assert found.spent is not None
     assert found.spent.tables == pytest.approx({"visits": 0.8, "cards": 0.8}, rel=1e-5)
     charged = {tuple(name.split(".")): each.epsilon for name, each in found.spent.charged.items()}
     assert charged == pytest.approx(spent, rel=1e-6)
@@ -362,6 +364,7 @@ def test_a_description_reads_well(tmp_path: Path) -> None:
     assert re.search(r"age .* ± ", str(found))
     assert "2020-" in str(found) or "2019-" in str(found)
     assert set(found.left_out) == {"min, max", "distinct, top", "skew, kurtosis"}
+    assert found.spent is not None
     assert "noisy releases" in found.spent.table_view().text()
 
 

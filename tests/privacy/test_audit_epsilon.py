@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 import tablepuppet as tp
 from tablepuppet.learn.noise.plan import FeatureNoise
-from tablepuppet.learn.private.round_promises import SumPromise
+from tablepuppet.learn.private.feature_promise import SumPromise
 from tablepuppet.learn.tables.linear import Linear
 from tablepuppet.privacy.label import noisy_classes, noisy_numbers
 from tablepuppet.privacy.shares import epsilon_of

@@ -12,7 +12,7 @@ import pytest
 from numpy.typing import NDArray
 
 import tablepuppet as tp
-from tablepuppet.learn.private.round_promises import StepPromise
+from tablepuppet.learn.private.feature_promise import StepPromise
 from tablepuppet.learn.specs import Spec
 from tablepuppet.learn.tables.linear import Linear
 from tablepuppet.learn.tables.network import Network
@@ -74,7 +74,7 @@ def audited(folder: Path, hidden: list[int] | None, steps: Steps, runs: int) -> 
     both = worlds(folder, first_x=None)
     promise = steps.promise(both[0], hidden)
     seen = [seen_in(world, promise, hidden, steps, runs) for world in both]
-    return least_epsilon(seen[0], seen[1], DELTA), promise.given_messages("a")
+    return least_epsilon(seen[0], seen[1], DELTA), promise.epsilon(["a"], given_messages=True)
 
 
 @MODELS

@@ -147,7 +147,8 @@ def with_noise(fed: tp.Federation, folder: Path) -> None:
     asked: dict[str, Any] = {"privacy": FEATURES, "bounds": bounds}
     for sql in (ONE.format("paid"), SEVERAL.format("paid")):
         relation = fed.sql(sql)
-        found = [relation.describe(**asked), relation.quantile(0.5, ["price"], **asked), relation.profile(**asked)]
+        found: list[Any] = [relation.describe(**asked), relation.quantile(0.5, ["price"], **asked)]
+        found.append(relation.profile(**asked))
         assert "\x1b" not in "".join(str(each) + each._repr_html_() for each in found)
 
 

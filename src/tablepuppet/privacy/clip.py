@@ -17,7 +17,8 @@ from collections.abc import Iterator
 import numpy as np
 from numpy.typing import NDArray
 
-Array = NDArray[np.float64]
+from tablepuppet.arrays import Array
+
 BLOCK = 1 << 14  # rows: the rounding errors of their sum are below BLOCK^2 2^-52, a share of 6e-8 of what a row may add
 NUMBERS = 1 << 22  # of a block
 ROUNDING = 1e-9  # relative: a row that was cut is no longer than its bound but for this

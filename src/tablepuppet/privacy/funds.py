@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -84,6 +84,27 @@ class Funds:
 
 PartysFunds = Mapping[tuple[str, str], Sequence[Funds]]
 """What is left, by party and table in lower case."""
+
+
+@dataclass(frozen=True)
+class Shortage:
+    """A budget that a cost would exceed."""
+
+    party: str
+    table: str
+    funds: Funds
+    cost: Spending
+
+    def __str__(self) -> str:
+        return f"party {self.party!r}, table {self.table!r}: {self.funds.shortage(self.cost)}"
+
+
+def shortages(costs: Mapping[tuple[str, str], Spending], funds: PartysFunds) -> Iterator[Shortage]:
+    """The budgets that costs, by party and table, would exceed."""
+    for (party, table), cost in costs.items():
+        for each in funds.get((party, table.lower()), ()):
+            if not each.allows(cost):
+                yield Shortage(party, table, each, cost)
 
 
 def label_mark(expression: str, mechanism: str, epsilon: float) -> str:

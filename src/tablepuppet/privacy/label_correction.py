@@ -8,8 +8,8 @@ of Patrini et al. 2017, "Making Deep Neural Networks Robust to Label Noise".
 from __future__ import annotations
 
 import numpy as np
-from numpy.typing import NDArray
 
+from tablepuppet.arrays import Array
 from tablepuppet.errors import PrivacyError
 from tablepuppet.privacy.noise import Numbers, Whole
 
@@ -33,7 +33,7 @@ def backward_targets(noisy: Whole, classes: int, keep: float) -> Numbers:
     return inverse_transition(classes, keep)[noisy]  # (rows, classes)
 
 
-def true_shares(noisy_shares: NDArray[np.float64], keep: float) -> Numbers:
+def true_shares(noisy_shares: Array, keep: float) -> Numbers:
     """An unbiased estimate of how often each true class occurs, from how often each noisy one does."""
     return np.asarray(noisy_shares @ inverse_transition(len(noisy_shares), keep), np.float64)
 

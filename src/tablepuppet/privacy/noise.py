@@ -104,7 +104,7 @@ class KeyedWords:
         return found.reshape(len(rows), 2 * blocks)[:, :width]
 
     def lane(self, number: int) -> KeyedWords:
-        """The same rows with other words."""
+        """A source for the same rows, with words independent of those of other lanes."""
         other = object.__new__(KeyedWords)
         other._tags, other._cipher, other._lane = self._tags, self._cipher, number
         return other

@@ -23,6 +23,7 @@ from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF, HKDFExpand
 from numpy.typing import NDArray
 
+from tablepuppet.arrays import Array
 from tablepuppet.errors import PrivacyError
 
 Words = NDArray[np.uint64]
@@ -43,7 +44,7 @@ def scale_bits(bound: float, peers: int) -> int:
     return max(-MOST_BITS, min(MOST_BITS, PRECISE - math.frexp(bound * peers)[1]))
 
 
-def to_words(values: NDArray[np.float64] | float, bits: int, peers: int) -> Words:
+def to_words(values: Array | float, bits: int, peers: int) -> Words:
     """Numbers rounded to multiples of 2^-bits; PrivacyError if the sum over all peers might not fit.
 
     >>> to_words(-0.75, 1, 3).view(np.int64)
@@ -60,7 +61,7 @@ def to_words(values: NDArray[np.float64] | float, bits: int, peers: int) -> Word
     return np.asarray(scaled.astype(np.int64).view(np.uint64))
 
 
-def add_words(parts: Sequence[Words], bits: int) -> NDArray[np.float64]:
+def add_words(parts: Sequence[Words], bits: int) -> Array:
     """The sum of the words of all peers, as numbers."""
     total = np.zeros_like(parts[0])
     for part in parts:

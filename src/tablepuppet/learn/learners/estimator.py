@@ -21,12 +21,12 @@ from sklearn.base import BaseEstimator
 
 from tablepuppet.errors import ConfigError, LearnError, NotPickledError, PrivacyError
 from tablepuppet.learn.learners.not_fitted import check_fitted
-from tablepuppet.learn.private.feature_promise import FeaturePromise
-from tablepuppet.learn.private.promise import Uses, check_demanded, check_supported, promised, reported
-from tablepuppet.learn.private.report import PrivacyReport
-from tablepuppet.learn.private.round_promises import read_promise
+from tablepuppet.learn.private.demanded import check_demanded, check_supported
+from tablepuppet.learn.private.feature_promise import FeaturePromise, read_promise
+from tablepuppet.learn.private.report import PrivacyReport, Uses, promised, reported
 from tablepuppet.learn.registry import LEARNERS
 from tablepuppet.learn.settings import CALLBACKS, WHOLE, Configured, Kind, setting
+from tablepuppet.prep.columns.selected import is_text
 from tablepuppet.prep.encode.encode import Encoding, encoder_names
 from tablepuppet.privacy.settings import Privacy
 from tablepuppet.relation import Relation
@@ -34,7 +34,6 @@ from tablepuppet.runs.events import Event, one_run
 from tablepuppet.runs.events import Kind as EventKind
 from tablepuppet.spelling import attributes_explained, names_checked, shows
 from tablepuppet.sql.plan import Plan
-from tablepuppet.sql.types import Family, family
 from tablepuppet.store.models import Saved, save
 from tablepuppet.store.parts import Held, Storable, Stored
 from tablepuppet.wire.engine import Engine
@@ -279,11 +278,6 @@ class Estimator(Configured, Fitted, BaseEstimator, ABC):  # type: ignore[misc]
         """
         known = {name: value for name, value in vars(self).items() if name in DRAWN}
         return BaseEstimator._get_fitted_attr_html(SimpleNamespace(**known), doc_link)
-
-
-def is_text(type_: str) -> bool:
-    """Whether a column of this type is categorical by default."""
-    return family(type_) in (Family.TEXT, Family.UUID)
 
 
 def need_relation(relation: object, verb: str) -> None:

@@ -25,8 +25,7 @@ from tablepuppet.learn.learners.watch import Watch
 from tablepuppet.learn.loss.joined_loss import JoinedLoss
 from tablepuppet.learn.loss.units import out_of_units
 from tablepuppet.learn.noise.plan import StepNoise
-from tablepuppet.learn.private.feature_promise import FeaturePromise
-from tablepuppet.learn.private.round_promises import StepPromise, new_promise
+from tablepuppet.learn.private.feature_promise import FeaturePromise, StepPromise, new_promise
 from tablepuppet.learn.registry import learner
 from tablepuppet.learn.rounds import Round
 from tablepuppet.learn.settings import COUNT, NUMBER, RATE, Auto, Kind, or_auto, setting

@@ -40,7 +40,7 @@ from tablepuppet.learn.learners.watch import Watch, counted
 from tablepuppet.learn.loss.joined_loss import JoinedLoss
 from tablepuppet.learn.loss.measures import Metrics
 from tablepuppet.learn.loss.named_metrics import check, measure
-from tablepuppet.learn.private.promise import promised
+from tablepuppet.learn.private.report import promised
 from tablepuppet.learn.settings import COUNT, NUMBER, setting
 from tablepuppet.learn.tables.saved import SavedModel
 from tablepuppet.learn.threads import one_thread

@@ -24,7 +24,7 @@ from tablepuppet.learn.loss.joined_loss import JoinedLoss
 from tablepuppet.learn.loss.measures import Metrics
 from tablepuppet.learn.loss.units import around_mean
 from tablepuppet.learn.private.descent import solve_by_steps
-from tablepuppet.learn.private.round_promises import StepPromise, SumPromise
+from tablepuppet.learn.private.feature_promise import StepPromise, SumPromise
 from tablepuppet.learn.registry import learner
 from tablepuppet.learn.rounds import Round
 from tablepuppet.learn.solve.admm import SharingRule

@@ -18,7 +18,7 @@ from tablepuppet.learn.loss.units import in_units, out_of_units
 from tablepuppet.learn.network.admm import InnerSettings, descend_by_sharing
 from tablepuppet.learn.network.lbfgs import descend_full_batch
 from tablepuppet.learn.private.descent import PRIVATE_SOLVER, solve_by_steps
-from tablepuppet.learn.private.round_promises import StepPromise
+from tablepuppet.learn.private.feature_promise import StepPromise
 from tablepuppet.learn.registry import learner
 from tablepuppet.learn.rounds import Round
 from tablepuppet.learn.settings import NUMBER, Kind, setting

@@ -19,21 +19,17 @@ from sklearn.base import clone
 from tablepuppet.errors import PrivacyError
 from tablepuppet.learn.learners.estimator import Estimator
 from tablepuppet.learn.loss.joined_loss import JoinedLoss
-from tablepuppet.learn.private.budget_check import MARGIN, TableCosts, added, approved_epsilons, check_budget
+from tablepuppet.learn.private.budget_check import MARGIN, approved_epsilons, check_budget
+from tablepuppet.learn.private.demanded import check_demanded, check_label_apart, check_sums_demanded, known_otherwise
 from tablepuppet.learn.private.feature_promise import FeaturePromise
-from tablepuppet.learn.private.planned_releases import Planning
-from tablepuppet.learn.private.promise import (
-    check_demanded,
-    check_label_apart,
-    check_sums_demanded,
-    known_otherwise,
-)
+from tablepuppet.learn.private.fit_plan import Planning
 from tablepuppet.learn.solve.allowance import VALIDATION, Costs, RoundAllowance
 from tablepuppet.learn.solve.schedule import Schedule
 from tablepuppet.learn.specs import Spec
 from tablepuppet.operators.client import Client
 from tablepuppet.prep.pipelines.pipeline import DEFAULT, Pipeline, refuse_noisy_labels, refuse_with_noise
 from tablepuppet.privacy.funds import rounded_up
+from tablepuppet.privacy.noise_plan import TableCosts, added
 from tablepuppet.privacy.settings import Privacy
 from tablepuppet.relation import Relation
 from tablepuppet.sql.plan import Plan

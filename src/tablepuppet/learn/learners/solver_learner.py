@@ -12,8 +12,7 @@ from typing import Any, ClassVar, Literal
 from tablepuppet.errors import LearnError, PrivacyError
 from tablepuppet.learn.learners.learner import Learner
 from tablepuppet.learn.learners.watch import Watch
-from tablepuppet.learn.private.feature_promise import FeaturePromise
-from tablepuppet.learn.private.round_promises import new_promise
+from tablepuppet.learn.private.feature_promise import FeaturePromise, new_promise
 from tablepuppet.learn.settings import COUNT, NUMBER, SWITCH, Auto, or_auto, setting
 from tablepuppet.learn.solve.allowance import RoundAllowance
 from tablepuppet.learn.solve.schedule import Schedule, Usual, schedule_of

@@ -8,21 +8,9 @@ from collections.abc import Mapping
 from dataclasses import KW_ONLY, dataclass
 
 from tablepuppet.party.added_noise import GramNoise, PredictionNoise, SampleNoise, SumNoise
+from tablepuppet.privacy.noise_plan import PREDICTIONS, NoisyRelease
 
-
-@dataclass(frozen=True)
-class NoisyReleases:
-    """Releases of one kind that a table makes, all with Gaussian noise of one multiplier."""
-
-    what: str
-    count: int
-    multiplier: float
-    sampling: float | None = None  # None: every row is in each of them
-
-    @property
-    def precision(self) -> float:
-        """The sum of 1 / multiplier^2: without sampling, costs add up as such sums (privacy/shares.py)."""
-        return self.count / self.multiplier**2
+GRAM = "Gram matrix"
 
 
 @dataclass
@@ -36,13 +24,12 @@ class Noise(ABC):
     images: int = 0  # noisy predictions so far; saved models store both fields under these names
 
     @abstractmethod
-    def of_rounds(self, alias: str) -> list[NoisyReleases]:
+    def of_rounds(self, alias: str) -> list[NoisyRelease]:
         """The releases of a table in the rounds so far, without predictions. Only the last may use samples of rows."""
 
-    @property
-    def predictions(self) -> list[NoisyReleases]:
+    def predictions(self, alias: str) -> list[NoisyRelease]:
         """The predictions of a table so far; empty if they have no noise."""
-        return [] if self.image is None else [NoisyReleases("predictions", self.images, self.image)]
+        return [] if self.image is None else [NoisyRelease(alias, PREDICTIONS, self.images, self.image)]
 
     def of_predictions(self, bound: float | None) -> PredictionNoise | None:
         """The noise of predictions that are clipped to a bound."""
@@ -56,9 +43,9 @@ class FeatureNoise(Noise):
     gram: float
     step: float
 
-    def of_rounds(self, alias: str) -> list[NoisyReleases]:
+    def of_rounds(self, alias: str) -> list[NoisyRelease]:
         """One Gram matrix, and a gradient in every round."""
-        return [NoisyReleases("Gram matrix", 1, self.gram), NoisyReleases("gradients", self.steps, self.step)]
+        return [NoisyRelease(alias, GRAM, 1, self.gram), NoisyRelease(alias, "gradients", self.steps, self.step)]
 
     def of_gram(self, rows: int) -> GramNoise:
         """The noise for a table of ``rows`` rows."""
@@ -76,12 +63,11 @@ class StepNoise(Noise):
     multipliers: Mapping[str, float]
     samplings: Mapping[str, float]
 
-    def of_rounds(self, alias: str) -> list[NoisyReleases]:
+    def of_rounds(self, alias: str) -> list[NoisyRelease]:
         """Steps; none of a table without columns."""
         if alias not in self.multipliers:
             return []
-        sampling = None if self.samplings[alias] >= 1 else self.samplings[alias]
-        return [NoisyReleases("steps", self.steps, self.multipliers[alias], sampling)]
+        return [NoisyRelease(alias, "steps", self.steps, self.multipliers[alias], self.samplings[alias])]
 
     def length(self, alias: str, numbers: int, rows: int) -> float:
         """The approximate norm of the noise in a table's gradient of so many numbers, for a table of ``rows`` rows."""

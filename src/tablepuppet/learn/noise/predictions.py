@@ -11,12 +11,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
+from tablepuppet.arrays import Array
 from tablepuppet.mapping.joined_rows import JoinedRows
 from tablepuppet.operators.loj import LearningOverJoin
-
-Array = NDArray[np.float64]
 
 
 @dataclass(frozen=True)

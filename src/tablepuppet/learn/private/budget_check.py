@@ -8,37 +8,23 @@ Nothing is reserved: if others spend the budget between this check and the last 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from tablepuppet.errors import PrivacyError
-from tablepuppet.learn.private.planned_releases import PlannedFit, Planning
+from tablepuppet.learn.private.fit_plan import PlannedFit, Planning
 from tablepuppet.privacy.accountant import Spending
-from tablepuppet.privacy.funds import Funds, PartysFunds, rounded_up
+from tablepuppet.privacy.funds import PartysFunds, Shortage, rounded_up, shortages
+from tablepuppet.privacy.noise_plan import TableCosts
 from tablepuppet.privacy.settings import Privacy
 from tablepuppet.runs.figures import number
 from tablepuppet.sql.plan import Plan
 
-TableCosts = Mapping[tuple[str, str], Spending]  # by party and table in lower case
 MARGIN = 1.05  # rows that take part may be fewer than the catalog says, which changes costs a little
 EPSILONS = ("label_epsilon", "feature_epsilon", "prediction_epsilon")
 SMALLEST = 1e-3  # share of the requested epsilon: smaller ones are not suggested
 TRIES, SLOW_TRIES = 24, 4  # epsilons to try; where each takes seconds, the first that fits is used
-
-
-@dataclass(frozen=True)
-class Shortage:
-    """A budget that a fit would exceed."""
-
-    party: str
-    table: str
-    funds: Funds
-    cost: Spending
-    kinds: frozenset[str]  # those of `EPSILONS` that are spent there
-
-    def __str__(self) -> str:
-        return f"party {self.party!r}, table {self.table!r}: {self.funds.shortage(self.cost)}"
 
 
 def check_budget(planning: Planning, funds: PartysFunds, *, labels_paid: bool = False) -> bool:
@@ -51,25 +37,16 @@ def check_budget(planning: Planning, funds: PartysFunds, *, labels_paid: bool = 
     if privacy is None or not funds:
         return False
     planned = planning.fit(privacy)
-    short = list(_shortages(planned, funds, labels_paid=labels_paid))
+    short = list(_exceeded(planned, funds, labels_paid=labels_paid))
     if short:
-        raise PrivacyError(_refusal(planning, funds, privacy, short), rule=short[0].funds.rule)
-    return not labels_paid and any(_shortages(planned, funds, with_paid=True))
+        raise PrivacyError(_refusal(planning, funds, privacy, short), rule=short[0][0].funds.rule)
+    return not labels_paid and any(_exceeded(planned, funds, with_paid=True))
 
 
 def funds_of(plan: Plan) -> PartysFunds:
     """The remaining budgets of a plan's tables, from the catalog."""
     shards = [shard for table in plan.tables.values() for shard in table.shards if shard.funds]
     return {(shard.party, shard.name.lower()): shard.funds for shard in shards}
-
-
-def added(costs: Iterable[TableCosts]) -> TableCosts:
-    """The sum of costs."""
-    found: dict[tuple[str, str], Spending] = {}
-    for each in costs:
-        for key, cost in each.items():
-            found[key] = found.get(key, Spending()) + cost
-    return found
 
 
 def approved_epsilons(costs: TableCosts, delta: float) -> dict[str, float]:
@@ -84,59 +61,67 @@ def check_together(
     what: str, costs: TableCosts, funds: PartysFunds, approved: Mapping[str, float], delta: float
 ) -> None:
     """PrivacyError if several fits exceed a budget together, or what operators were asked to approve, by party."""
+    ending = f"So the {what} would be refused before its end; nothing was spent on it"
+    for short in shortages(costs, funds):
+        raise PrivacyError(
+            f"{short}. {ending}. Try fewer settings or folds, or a smaller epsilon, or ask the party's operator "
+            f"(policy rule {short.funds.rule})",
+            rule=short.funds.rule,
+        )
     for (party, table), cost in costs.items():
-        where, ending = f"party {party!r}, table {table!r}", f"So the {what} would be refused before its end"
-        for each in funds.get((party, table), ()):
-            if not each.allows(cost):
-                raise PrivacyError(
-                    f"{where}: {each.shortage(cost)}. {ending}; nothing was spent on it. Try fewer settings or folds, "
-                    f"or a smaller epsilon, or ask the party's operator (policy rule {each.rule})",
-                    rule=each.rule,
-                )
         if party in approved and cost.epsilon(delta) > approved[party]:
             raise PrivacyError(
-                f"{where}: the {what} spends up to epsilon {number(cost.epsilon(delta))} at delta {delta:g}, and the "
-                f"operator was asked to approve {number(approved[party])}. {ending}; nothing was spent on it. Open the "
+                f"party {party!r}, table {table!r}: the {what} spends up to epsilon {number(cost.epsilon(delta))} at "
+                f"delta {delta:g}, and the operator was asked to approve {number(approved[party])}. {ending}. Open the "
                 "relation with fed.sql(..., learner=search), so that the operator approves all of it (policy rule "
                 "require_approval)",
                 rule="require_approval",
             )
 
 
-def _shortages(
+def _exceeded(
     planned: PlannedFit, budgets: PartysFunds, *, labels_paid: bool = False, with_paid: bool = False
-) -> Iterator[Shortage]:
-    """The budgets that the fit exceeds; ``with_paid``: count labels that are already paid too."""
+) -> Iterator[tuple[Shortage, frozenset[str]]]:
+    """The budgets that the fit exceeds, and those of `EPSILONS` that are spent there.
+
+    ``with_paid``: count labels that are already paid too.
+    """
     features, labels = planned.costs(labels=False), planned.costs(labels=True)
     for key in {**labels, **features}:
-        for funds in budgets.get(key, ()):
+        party, table = key
+        for funds in budgets.get((party, table.lower()), ()):
             is_paid = labels_paid or (not with_paid and planned.label in funds.labels)
             label = Spending() if is_paid else labels.get(key, Spending())
             cost = features.get(key, Spending()) + label
             if not funds.allows(cost):
-                kinds = {"feature_epsilon", "prediction_epsilon"} if key in features else set()
+                kinds = {"feature_epsilon", "prediction_epsilon"} if key in features else set[str]()
                 kinds |= {"label_epsilon"} if label.pure else set()
-                yield Shortage(*key, funds, cost, frozenset(kinds))
+                yield Shortage(party, table, funds, cost), frozenset(kinds)
 
 
-def _refusal(planning: Planning, funds: PartysFunds, privacy: Privacy, short: Sequence[Shortage]) -> str:
+def _refusal(
+    planning: Planning, funds: PartysFunds, privacy: Privacy, short: Sequence[tuple[Shortage, frozenset[str]]]
+) -> str:
     after = 0 if privacy.prediction_epsilon is None else planning.predictions
     counted = f" and {after} predictions after it" if after else ""
-    kinds = frozenset(kind for each in short for kind in each.kinds)
+    kinds = frozenset(kind for _, of_one in short for kind in of_one)
     found = _within(planning, funds, privacy, kinds)
-    advice = "nothing that is worth asking for would fit" if found is None else f"{_spelled(found, kinds)} would fit"
+    advice = "nothing that is worth asking for would fit"
+    if found is not None:
+        values = [(name, getattr(found, name)) for name in EPSILONS if name in kinds]
+        advice = f"{', '.join(f'{name}={value:g}' for name, value in values if value is not None)} would fit"
     return (
-        f"{'; '.join(map(str, short))}. So the fit{counted} would be refused before its end; nothing was spent on "
-        f"it. {advice}, or ask the party's operator (policy rule {short[0].funds.rule})"
+        f"{'; '.join(str(each) for each, _ in short)}. So the fit{counted} would be refused before its end; nothing "
+        f"was spent on it. {advice}, or ask the party's operator (policy rule {short[0][0].funds.rule})"
     )
 
 
 def _within(planning: Planning, funds: PartysFunds, privacy: Privacy, kinds: frozenset[str]) -> Privacy | None:
-    """The same privacy with smaller epsilons of these kinds, such that the fit is within all budgets."""
+    """The privacy with smaller epsilons of these kinds, such that the fit is within all budgets, or None."""
 
     def fits(tried: Privacy) -> bool:
         try:
-            return not any(_shortages(planning.fit(tried), funds))
+            return not any(_exceeded(planning.fit(tried), funds))
         except PrivacyError:  # too small for so many steps
             return False
 
@@ -146,7 +131,7 @@ def _within(planning: Planning, funds: PartysFunds, privacy: Privacy, kinds: fro
     for tried in range(SLOW_TRIES if is_slow else TRIES):
         share = (low + high) / 2
         if is_slow and not tried:  # roughly what fits: costs grow slightly faster than linearly
-            share = 0.9 * min(each.funds.left / each.funds.needed(each.cost) for each in _shortages(planned, funds))
+            share = 0.9 * min(each.funds.left / each.funds.needed(each.cost) for each, _ in _exceeded(planned, funds))
         if share < SMALLEST:
             break
         low, high = (share, high) if fits(_scaled(privacy, kinds, share)) else (low, share)
@@ -171,8 +156,3 @@ def _down(value: float) -> float:
     """
     unit = 10.0 ** (math.floor(math.log10(value)) - 1)
     return float(f"{math.floor(value / unit + 1e-9) * unit:.2g}")
-
-
-def _spelled(privacy: Privacy, kinds: frozenset[str]) -> str:
-    values = [(name, getattr(privacy, name)) for name in EPSILONS if name in kinds]
-    return ", ".join(f"{name}={value:g}" for name, value in values if value is not None)

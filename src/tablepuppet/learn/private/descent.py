@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from tablepuppet.learn.loss.joined_loss import GRADIENT, JoinedLoss
 from tablepuppet.learn.loss.units import in_units, out_of_units
-from tablepuppet.learn.private.round_promises import StepPromise
+from tablepuppet.learn.private.feature_promise import StepPromise
 from tablepuppet.learn.private.sampled_model import Pace, SampledModel
 from tablepuppet.learn.rounds import Round
 from tablepuppet.learn.settings import Auto

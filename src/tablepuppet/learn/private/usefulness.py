@@ -22,8 +22,7 @@ from dataclasses import dataclass
 
 from tablepuppet.learn.labels.noisy import kept
 from tablepuppet.learn.loss.joined_loss import JoinedLoss
-from tablepuppet.learn.private.feature_promise import FeaturePromise
-from tablepuppet.learn.private.round_promises import SumPromise
+from tablepuppet.learn.private.feature_promise import FeaturePromise, SumPromise
 from tablepuppet.privacy.accountant import gaussian_epsilon, noise_multiplier
 from tablepuppet.privacy.settings import Privacy
 from tablepuppet.runs.figures import number

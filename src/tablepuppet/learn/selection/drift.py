@@ -19,7 +19,7 @@ from tablepuppet.errors import LearnError
 from tablepuppet.learn.learners.estimator import need_relation
 from tablepuppet.learn.settings import check_whole
 from tablepuppet.mapping.digests import number_digests
-from tablepuppet.prep.columns.selected import check_without_noise, find_column
+from tablepuppet.prep.columns.selected import check_without_noise, find_column, is_category
 from tablepuppet.prep.columns.statistics import CategoryStatistics
 from tablepuppet.prep.explore.distance import distances
 from tablepuppet.prep.explore.distribution import Distributions
@@ -178,8 +178,7 @@ def _misfit(pair: Pair) -> str:
 
 
 def _is_category(relation: Relation, column: OutputColumn) -> bool:
-    kind = family(column.type)
-    return kind not in NUMERIC or (column.name in relation.query.categorical and kind in KEY_LIKE)
+    return is_category(column, relation.query.categorical) and family(column.type) in KEY_LIKE
 
 
 def _numbers(first: Relation, second: Relation, pairs: Sequence[Pair], bins: int) -> list[ColumnDrift]:

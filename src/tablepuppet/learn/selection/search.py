@@ -26,7 +26,7 @@ from tablepuppet.learn.learners.learner import Learner
 from tablepuppet.learn.learners.linear import LinearLearner
 from tablepuppet.learn.learners.not_fitted import NotFittedError
 from tablepuppet.learn.loss.measures import Metrics
-from tablepuppet.learn.private.budget_check import TableCosts, added, approved_epsilons, check_together
+from tablepuppet.learn.private.budget_check import approved_epsilons, check_together
 from tablepuppet.learn.selection.folds import (
     CONSTANT,
     Fold,
@@ -54,6 +54,7 @@ from tablepuppet.learn.selection.search_scores import SearchScores
 from tablepuppet.learn.settings import check_whole
 from tablepuppet.learn.solve.allowance import counts_replies
 from tablepuppet.prep.pipelines.pipeline import DEFAULT, Pipeline
+from tablepuppet.privacy.noise_plan import TableCosts, added
 from tablepuppet.privacy.settings import Privacy
 from tablepuppet.relation import Relation
 from tablepuppet.runs.events import one_run

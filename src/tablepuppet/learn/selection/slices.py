@@ -25,7 +25,7 @@ from tablepuppet.learn.settings import check_whole
 from tablepuppet.operators.client import Client
 from tablepuppet.prep.columns.category_names import Coded, ask_public_names
 from tablepuppet.prep.columns.days import as_date, shown_date
-from tablepuppet.prep.columns.selected import check_across, check_without_noise, find_column, is_date
+from tablepuppet.prep.columns.selected import check_across, check_without_noise, find_column, is_category, is_date
 from tablepuppet.prep.columns.sent_columns import SentCategories, SentColumns
 from tablepuppet.prep.explore.distribution import Distributions
 from tablepuppet.prep.explore.pooled import check_number
@@ -35,7 +35,7 @@ from tablepuppet.runs.figures import shown
 from tablepuppet.runs.table_view import TableResult, TableView
 from tablepuppet.spelling import did_you_mean, names_checked
 from tablepuppet.sql.query import OutputColumn
-from tablepuppet.sql.types import NUMERIC, Family, family
+from tablepuppet.sql.types import Family, family
 
 STEP = "slice_finder"
 MOST_BINS = 1000
@@ -218,8 +218,7 @@ def _edges(cuts: Sequence[float]) -> NDArray[np.float64]:
 
 
 def _is_category(column: OutputColumn, categorical: frozenset[str]) -> bool:
-    kind = family(column.type)
-    return column.name in categorical or kind is Family.BOOLEAN or kind not in NUMERIC
+    return is_category(column, categorical) or family(column.type) is Family.BOOLEAN
 
 
 def _lattice(client: Client, label: OutputColumn, sliced: Sequence[Sliced], errors: NDArray[np.float64]) -> Lattice:

@@ -97,7 +97,7 @@ class CategoryNames:
         self._asked = [client.ask("categories.names", each.arguments) for each in self.coded]
 
     def by_column(self) -> dict[str, list[str | None]]:
-        """The same as `read`, by the names of columns."""
+        """The names of the categories that were asked for, by column."""
         return {each.column.name: names for each, names in zip(self.coded, self.read(), strict=True)}
 
     def read(self) -> list[list[str | None]]:

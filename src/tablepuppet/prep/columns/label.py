@@ -190,7 +190,7 @@ def joined_classes(client: Client, label: OutputColumn, asked: Pending, least: i
 
 
 def base_classes(client: Client, label: OutputColumn, asked: Pending, least: int = 2) -> Classes:
-    """The same of every base row of the label's table."""
+    """The class of every base row of the label's table, with the errors of `joined_classes`."""
     replies = asked.read()[label.alias]
     owners = client.owners(label.alias)
     _refuse_missing(sum(reply["missing"] for reply in replies), label, owners)

@@ -16,6 +16,7 @@ import pyarrow.compute as pc
 from msgspec import Meta
 from numpy.typing import NDArray
 
+from tablepuppet.arrays import Array
 from tablepuppet.party.grant import refusal
 from tablepuppet.party.local_table import LocalTable
 from tablepuppet.party.policy import Level
@@ -50,7 +51,7 @@ class RowsOnce:
 
     @classmethod
     def of_any(cls, table: LocalTable, view: str, columns: Sequence[str], times: int = 1) -> RowsOnce:
-        """The same for columns of any type."""
+        """Columns of any type; refuse rows that are listed twice."""
         table.rows_once(view)
         return cls(table, view, columns, times)
 
@@ -60,11 +61,11 @@ class RowsOnce:
         return ~self.table.null_rows(self.columns, self.view)
 
     @cached_property
-    def weights(self) -> NDArray[np.float64]:
+    def weights(self) -> Array:
         """How often each row counts."""
         return np.asarray(np.minimum(self.table.rows_once(self.view).counts, self.times), np.float64)
 
-    def values(self, name: str) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
+    def values(self, name: str) -> tuple[Array, NDArray[np.bool_]]:
         """(the numbers of a column, which rows have a finite one and are no null records)."""
         values, present = numbers(self.table.column(name, self.view))
         return values, present & self.kept & np.isfinite(values)
@@ -74,7 +75,7 @@ class RowsOnce:
         return np.asarray(pc.is_valid(self.table.column(name, self.view)).to_numpy()) & self.kept
 
 
-def is_group(table: LocalTable, counts: NDArray[np.float64], times: int = 1) -> bool:
+def is_group(table: LocalTable, counts: Array, times: int = 1) -> bool:
     """Whether a column with these noisy counts may be released: with almost no noise, ``min_group`` still applies.
 
     A group of fewer rows than that counts at most ``times`` (``min_group`` - 1).
@@ -82,7 +83,7 @@ def is_group(table: LocalTable, counts: NDArray[np.float64], times: int = 1) -> 
     return bool(are_groups(table, counts, times).any())
 
 
-def are_groups(table: LocalTable, counts: NDArray[np.float64], times: int = 1) -> NDArray[np.bool_]:
+def are_groups(table: LocalTable, counts: Array, times: int = 1) -> NDArray[np.bool_]:
     """Which of some groups, with such noisy counts, may be released."""
     least = table.grant.rules.min_group
     return np.asarray(counts > times * (least - 1) + 0.5) if least else np.ones(counts.shape, bool)

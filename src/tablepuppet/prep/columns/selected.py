@@ -39,7 +39,7 @@ def find_columns(plan: Plan, names: Sequence[str], step: str) -> tuple[OutputCol
 
 
 def find_number(plan: Plan, name: str, step: str) -> OutputColumn:
-    """The same; LearnError unless it holds numbers, dates or booleans."""
+    """The column of that name; LearnError unless it holds numbers, dates or booleans."""
     found = find_column(plan, name, step)
     if not is_number(found):
         raise LearnError(f"{step}: column {found.name!r} is {found.type}, which is no number; CAST it in SELECT")
@@ -47,7 +47,7 @@ def find_number(plan: Plan, name: str, step: str) -> OutputColumn:
 
 
 def find_category(plan: Plan, name: str, step: str) -> OutputColumn:
-    """The same; LearnError unless its values can be counted as categories."""
+    """The column of that name; LearnError unless its values can be counted as categories."""
     found = find_column(plan, name, step)
     if family(found.type) not in KEY_LIKE:
         raise LearnError(
@@ -69,9 +69,14 @@ def is_number(column: OutputColumn) -> bool:
     return family(column.type) in NUMERIC
 
 
+def is_text(type_: str) -> bool:
+    """Whether columns of a type are categories even where the query does not say so."""
+    return family(type_) in (Family.TEXT, Family.UUID)
+
+
 def is_category(column: OutputColumn, categorical: frozenset[str]) -> bool:
-    """Whether a column is encoded as categories; ``categorical`` are those that the query says."""
-    return column.name in categorical or family(column.type) in (Family.TEXT, Family.UUID)
+    """Whether a column is taken as categories; ``categorical`` are those that the query says."""
+    return column.name in categorical or is_text(column.type)
 
 
 def is_date(column: OutputColumn) -> bool:

@@ -139,7 +139,7 @@ class Encoding:
     iv_: Mapping[str, float] = field(default_factory=dict)  # information values of columns that `WOE` has encoded
 
     def to_predict(self) -> Encoding:
-        """The same for rows that were not learned from."""
+        """The encoding for rows that were not learned from."""
         tables = {alias: replace(table, steps=to_predict(table.steps)) for alias, table in self.steps.items()}
         return replace(self, steps=tables)
 
@@ -197,7 +197,7 @@ class Encoding:
         return max([1.0, *(encoder.square for encoder in self.numbers[alias])])
 
     def largest(self, alias: str) -> float:
-        """Its root."""
+        """The largest root mean square of a column: 1 if all are standardised."""
         return math.sqrt(self.largest_square(alias))
 
     def inverse(self, name: str, values: ArrayLike) -> NDArray[np.float64]:
@@ -411,13 +411,13 @@ def encoded(table: LocalTable, view: str, encoding: str) -> EncodedTable:
 
 
 def sealed(table: LocalTable, view: str, encoding: str) -> SealedTable:
-    """The same for an op that needs their sizes only."""
+    """The encoded rows for an op that needs their sizes only; `open` gives the numbers."""
     found = _encoded(table, view, encoding)
     return found.data if found.summed is None or table.is_by_row else found.summed
 
 
 def encoded_for_noise(table: LocalTable, view: str, encoding: str) -> SealedTable:
-    """The same for what leaves with noise: each row once, null records all zeros; refused by what was asked before."""
+    """The encoded rows for what leaves with noise: each once, null records all zeros; refused if not encoded so."""
     found = _encoded(table, view, encoding)
     table.rows_once(view)
     if not found.private:

@@ -121,7 +121,7 @@ class Frame:
         return isinstance(self._changed[name], CodedColumn) if name in self._changed else name in self.categories
 
     def _of_groups(self, column: CodedColumn) -> CodedColumn:
-        """The same; where statistics are taken, a code that few rows have is none, whoever listed it."""
+        """The column; where statistics are taken, a code that few rows have is none, whoever listed it."""
         if not self.learned or not len(column.codes):
             return column
         kept = self.table.grant.is_group(rows_by(self.table.view(self.view), column.codes, column.codes.max() + 1))
@@ -131,7 +131,7 @@ class Frame:
         return replace(column, codes=found[column.codes])
 
     def _varied(self, column: NumberColumn) -> NumberColumn:
-        """The same; if few rows differ from all others, the others' number everywhere: of a product of flags, zero."""
+        """The column; if few rows differ from the others, the number of these everywhere: 0, of products of flags."""
         rows = self.table.view(self.view)
         if not self.learned or self.table.grant.is_group(rows_of(rows, column.is_unusual(rows.firsts))):
             return column

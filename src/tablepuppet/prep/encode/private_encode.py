@@ -21,6 +21,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from tablepuppet.arrays import Array
 from tablepuppet.errors import PartyError, PrivacyError
 from tablepuppet.operators.client import Client, Pending
 from tablepuppet.party.arguments import List, Multiplier
@@ -99,7 +100,7 @@ def ranges(table: LocalTable, view: str, columns: Sequence[str], multiplier: Mul
             known[place] = bounds
             continue
 
-        def found(name: str = name) -> Iterator[NDArray[np.float64]]:
+        def found(name: str = name) -> Iterator[Array]:
             values, present = rows.values(name)
             yield np.bincount(bins_of(values[present]), minlength=BINS).astype(np.float64)
 
@@ -108,7 +109,7 @@ def ranges(table: LocalTable, view: str, columns: Sequence[str], multiplier: Mul
     return {"known": known, "counts": counts}
 
 
-def bins_of(values: NDArray[np.float64]) -> NDArray[np.int64]:
+def bins_of(values: Array) -> NDArray[np.int64]:
     """The bin of every value: its sign and power of two.
 
     >>> (bins_of(np.array([-1.0, 0.0, 1.0, 3.0])) - BINS // 2).tolist()
@@ -118,7 +119,7 @@ def bins_of(values: NDArray[np.float64]) -> NDArray[np.int64]:
     return np.asarray(BINS // 2 + np.sign(values).astype(np.int64) * power)
 
 
-def range_of(counts: NDArray[np.float64], noise: float) -> tuple[float, float] | None:
+def range_of(counts: Array, noise: float) -> tuple[float, float] | None:
     """The range of the bins that surely have rows; None if none has."""
     sure = np.flatnonzero(counts > SURE * noise) - BINS // 2
     if not len(sure):
@@ -163,7 +164,7 @@ def moments(
     rows, sums = RowsOnce.of(table, view, columns, times), np.zeros((len(columns), 3))
     for place, (name, low, high) in enumerate(zip(columns, lows, highs, strict=True)):
 
-        def found(name: str = name, low: float = low, high: float = high) -> Iterator[NDArray[np.float64]]:
+        def found(name: str = name, low: float = low, high: float = high) -> Iterator[Array]:
             values, present = rows.values(name)
             for block in blocks(len(values)):
                 inside = np.clip((values[block] - low) / (high - low) * 2 - 1, -1.0, 1.0)  # overflows are clipped
@@ -213,7 +214,7 @@ def categories(
     def found() -> Blinded:
         return blind([table.column(column, view)], [family], key)
 
-    def by_category(size: int, codes: NDArray[np.integer]) -> NDArray[np.float64]:
+    def by_category(size: int, codes: NDArray[np.integer]) -> Array:
         counts = np.bincount(codes[rows.kept], rows.weights[rows.kept], minlength=size + 1)
         return np.asarray(counts[:size], np.float64)
 
@@ -222,7 +223,7 @@ def categories(
         weights, reply = np.ones(len(digests)), {"distinct": len(digests), "digests": digests, "known": True}
         if counted:
 
-            def of_listed() -> Iterator[NDArray[np.float64]]:
+            def of_listed() -> Iterator[Array]:
                 places = np.append(codes_of(found().digests, digests), -1)[found().codes]
                 yield by_category(len(digests), np.where(places < 0, len(digests), places))
 
@@ -231,7 +232,7 @@ def categories(
             weights = np.where(are_groups(table, weights, times), weights, 0.0)
         return {**reply, "weights": weights}
 
-    def of_all() -> Iterator[NDArray[np.float64]]:
+    def of_all() -> Iterator[Array]:
         yield by_category(len(found().digests), found().codes)
 
     most = len(rows.weights)
@@ -254,18 +255,14 @@ def _as_column(table: LocalTable, column: str, listed: Sequence[Any]) -> pa.Chun
 
 @dataclass
 class EncoderNoise:
-    """The noise multipliers of statistics by table; ``used`` counts the releases that had noise, ``tails`` those of
-    them that are lists of frequent categories.
-    """
+    """The noise multipliers of statistics by table; ``used`` counts the releases that had noise."""
 
     multipliers: Mapping[str, float]
     used: dict[str, int] = field(default_factory=dict)
-    tails: dict[str, int] = field(default_factory=dict)
 
-    def use(self, alias: str, *, tail: bool = False) -> None:
+    def use(self, alias: str) -> None:
         """Count one release."""
         self.used[alias] = self.used.get(alias, 0) + 1
-        self.tails[alias] = self.tails.get(alias, 0) + tail
 
 
 def ask_categories(client: Client, column: OutputColumn, blinding: str, noise: EncoderNoise) -> Pending:
@@ -279,7 +276,7 @@ def read_categories(asked: Pending, column: OutputColumn, noise: EncoderNoise) -
     """These categories over all shards; how many rows have none is not known, some may. Noise is counted as used."""
     replies = asked.read()[column.alias]
     if not all(reply["known"] for reply in replies):
-        noise.use(column.alias, tail=True)
+        noise.use(column.alias)
     return replace(merge_categories([{**reply, "missing": 0.0, "top": 0.0} for reply in replies]), missing=1.0)
 
 

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from tablepuppet.arrays import Array
 from tablepuppet.operators.client import Client
 from tablepuppet.prep.columns.days import shown_value
 from tablepuppet.prep.explore.crosstab import Counted
@@ -84,7 +85,7 @@ def _shares(
     """The share of every class in each category; of two classes, that of the rarer one."""
     counts = found.counts[np.ix_(rows[1], classes[1])]
     counts, names = counts[counts.sum(axis=1) > 0], [n for n, c in zip(rows[0], counts, strict=True) if c.sum() > 0]
-    shares: NDArray[np.float64] = counts / np.maximum(counts.sum(axis=1, keepdims=True), 1.0)
+    shares: Array = counts / np.maximum(counts.sum(axis=1, keepdims=True), 1.0)
     heads = classes[0]
     if len(heads) == 2:
         rarer = int(np.argmin(counts.sum(axis=0)))

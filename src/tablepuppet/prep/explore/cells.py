@@ -19,6 +19,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from tablepuppet.arrays import Array
 from tablepuppet.party.groups import rows_of
 from tablepuppet.party.local_table import LocalTable
 from tablepuppet.party.policy import Level
@@ -60,7 +61,7 @@ class ColumnWords:
     """The values that rows of a relation have in a column."""
 
     words: Words
-    weights: NDArray[np.float64] | None  # None: one for each
+    weights: Array | None  # None: one for each
     firsts: NDArray[np.bool_]  # of rows that are listed again, only the first counts; not needed of a public column
     least: int | None  # different rows of a cell; None: any
     group: int  # different rows that have a value
@@ -78,7 +79,7 @@ class ColumnWords:
         firsts = rows.firsts if least is None else rows.firsts[part]
         return cls(words_of(values[part]), weights, firsts, least, rows_of(rows, present))
 
-    def _sums(self, places: NDArray[np.integer], chosen: NDArray[np.bool_] | slice, size: int) -> NDArray[np.float64]:
+    def _sums(self, places: NDArray[np.integer], chosen: NDArray[np.bool_] | slice, size: int) -> Array:
         """The joined rows of chosen rows, by their places."""
         weights = None if self.weights is None else self.weights[chosen]
         return np.bincount(places, weights, minlength=size).astype(np.float64)
@@ -109,7 +110,7 @@ class ColumnWords:
                 listed, sums = few
                 return self._public(listed, listed, np.full(len(listed), NEXT_NONE), sums)
 
-        def count(part: slice) -> NDArray[np.float64]:
+        def count(part: slice) -> Array:
             return self._sums(bucket.children(self.words[part]), part, FAN + 1)
 
         sums = np.sum([np.zeros(FAN + 1), *(each for _, each in over_pieces(count, len(self.words)))], axis=0)[:FAN]
@@ -133,7 +134,7 @@ class ColumnWords:
         return self._halves(run, rows, weights, 0, FAN, run.left, run.right)
 
     def _halves(
-        self, run: _Run, rows: NDArray[np.int64], weights: NDArray[np.float64], start: int, stop: int,
+        self, run: _Run, rows: NDArray[np.int64], weights: Array, start: int, stop: int,
         left: float, right: float,
     ) -> list[_Run]:  # fmt: skip
         """The runs of a part of a bucket's children, which has enough rows. ``rows`` and ``weights`` are of those
@@ -170,7 +171,7 @@ def no_cells() -> Cells:
     return _cells((), (), (), (), ())
 
 
-def _few(words: Words, weights: NDArray[np.float64] | None) -> tuple[Words, NDArray[np.float64]] | None:
+def _few(words: Words, weights: Array | None) -> tuple[Words, Array] | None:
     """(the different words in increasing order, the joined rows of each), if they are few."""
     step = len(words) // SAMPLED
     if step > 1 and len(np.unique(words[::step])) > LISTED:  # a sample shows it

@@ -21,6 +21,7 @@ import numpy as np
 from msgspec import Meta
 from numpy.typing import NDArray
 
+from tablepuppet.arrays import Array
 from tablepuppet.errors import PartyError
 from tablepuppet.mapping.table_mapping import ShardRows
 from tablepuppet.operators.client import Client, Pending
@@ -35,6 +36,8 @@ from tablepuppet.prep.columns.ordered import DEPTHS, FAN, INFINITY, Bucket, Word
 from tablepuppet.prep.explore.cells import GROUPS, NEXT_NONE, Cells, ColumnWords, no_cells
 from tablepuppet.sql.query import OutputColumn
 
+MOST_BINS = 10_000
+Bins = Annotated[int, Meta(ge=1, le=MOST_BINS)]
 Depth = Annotated[int, Meta(ge=0, le=DEPTHS - 1)]
 MOST_BUCKETS = 1 << 16  # that one request may ask for
 UNCUT = -1  # the depth of a cell that cannot be cut
@@ -131,7 +134,7 @@ KnownCells = dict[str, NDArray[Any]]
 of the buckets by which they can be cut; a depth is `UNCUT` if they cannot."""
 
 
-_InOrder = tuple[tuple[Words, NDArray[np.float64]], tuple[Words, NDArray[np.float64]]]
+_InOrder = tuple[tuple[Words, Array], tuple[Words, Array]]
 
 
 @dataclass
@@ -190,7 +193,7 @@ class Distribution:
         self._in_order = (lows[by_low], np.cumsum(weights[by_low])), (highs[by_high], np.cumsum(weights[by_high]))
         return self._in_order
 
-    def all_cells(self) -> tuple[Words, Words, NDArray[np.float64]]:
+    def all_cells(self) -> tuple[Words, Words, Array]:
         """Least words, largest words and joined rows of the cells."""
         return self.cells["lows"], self.cells["highs"], self.cells["weights"]
 
@@ -204,7 +207,7 @@ class Distribution:
             lows[place] = min(low + int(np.interp(ranks[place] + 0.5, below, points)), high)
         return list(zip(values_of(lows).tolist(), exact.tolist(), strict=True))
 
-    def curve(self, low: int, high: int) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    def curve(self, low: int, high: int) -> tuple[Array, Array]:
         """(distances from ``low``, joined rows that lie below them) at all ends of cells between two words."""
         lows, highs, weights = self.all_cells()
         near = self.open_cells(low, high)

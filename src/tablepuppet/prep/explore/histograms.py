@@ -10,13 +10,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from numbers import Integral
-from typing import Annotated, Any
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
-from msgspec import Meta
-from numpy.typing import NDArray
 
+from tablepuppet.arrays import Array
 from tablepuppet.errors import LearnError, PartyError
 from tablepuppet.operators.client import Client
 from tablepuppet.party.arguments import LARGEST, List
@@ -31,17 +30,16 @@ from tablepuppet.prep.columns.days import shown_value
 from tablepuppet.prep.columns.ordered import values_of
 from tablepuppet.prep.columns.selected import check_without_noise, find_number, is_public
 from tablepuppet.prep.columns.statistics import AskedColumns, NumberStatistics, NumberSummary, present_numbers
-from tablepuppet.prep.explore.distribution import Distribution, Distributions
-from tablepuppet.prep.explore.statistics_promise import Spent
+from tablepuppet.prep.explore.distribution import MOST_BINS, Bins, Distribution, Distributions
+from tablepuppet.prep.explore.noisy_statistics import NoiseRequest, NoisyStatistics, Spent, noisy_features
+from tablepuppet.runs.events import Events
 from tablepuppet.runs.figures import number
 from tablepuppet.runs.table_view import TableResult, TableView, aligned
 from tablepuppet.sql.query import OutputColumn
 from tablepuppet.sql.types import Family, family
 
-MOST_BINS = 10_000
 BAR = 30  # letters of the longest bar
 MOST_WHOLE = 2**52  # beyond it a float has no halves between whole numbers
-Bins = Annotated[int, Meta(ge=1, le=MOST_BINS)]
 
 
 @dataclass(frozen=True)
@@ -91,8 +89,8 @@ class Histogram(TableResult):
     """
 
     column: OutputColumn
-    edges: NDArray[np.float64]
-    counts: NDArray[np.float64]
+    edges: Array
+    counts: Array
     missing: int
     exact: bool
     noise: float = 0.0
@@ -143,11 +141,20 @@ class Histogram(TableResult):
         return shown_value(value, family(self.column.type))
 
 
-def histogram(client: Client, name: str, bins: int) -> Histogram:
-    """The histogram of one column."""
-    column = find_number(client.plan, name, "histogram")
-    check_without_noise(client.plan, [column], "histogram")
-    return histograms(client, [column], bins)[column.name]
+def histogram(client: Client, name: str, bins: int, events: Events, noise: NoiseRequest | None = None) -> Histogram:
+    """The histogram of one column; with noise, in equally wide bins between bounds."""
+    column, size = find_number(client.plan, name, "histogram"), checked_bins(bins)
+    if noise is None:
+        check_without_noise(client.plan, [column], "histogram")
+        return histograms(client, [column], size)[column.name]
+    noisy_features(client, [column.name], "histogram")
+    asked = NoisyStatistics(client, noise, "histogram")
+    pair = asked.bounds([column])[column.name]
+    read = asked.bins(column, pair, size)
+    spent, rows = asked.ask(events), asked.rows(column.alias)
+    counts, sigma = read()
+    missing = round(min(max(rows - float(counts.sum()), 0.0), rows))
+    return Histogram(column, np.linspace(*pair, size + 1), counts, missing, exact=False, noise=sigma, spent=spent)
 
 
 def checked_bins(bins: Any) -> int:
@@ -228,7 +235,7 @@ def _no_bins(column: OutputColumn, known: NumberSummary, bins: int, fits_whole: 
     return None
 
 
-def _edges(column: OutputColumn, known: NumberSummary, bins: int, fits_whole: bool) -> NDArray[np.float64]:
+def _edges(column: OutputColumn, known: NumberSummary, bins: int, fits_whole: bool) -> Array:
     """Ends of equally wide bins. Those that fit whole numbers are at halves: each bin has as many different numbers.
 
     There are at most ``bins`` of these, and one per number where that is enough.

@@ -1,65 +1,84 @@
 """Statistics of the joined rows with noise: what `describe`, `quantile`, `histogram`, `profile` ask with a `Privacy`.
 
 Input: columns, bounds that are not taken from the data, a promise. Output: noisy counts, sums and histograms of
-columns, with the noise of each. First it is checked that budgets allow the whole call; then everything is asked in one
-trip. Only features are counted: a label gets noise by `label_epsilon`.
+columns, with the noise of each, and what they have cost. All releases of a table share its promise equally. First it is
+checked that budgets allow the whole call; then everything is asked in one trip. Only features are counted: a label gets
+noise by `label_epsilon`.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from numbers import Integral
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
-from numpy.typing import NDArray
 
+from tablepuppet.arrays import Array
 from tablepuppet.errors import LearnError, PrivacyError
 from tablepuppet.operators.client import Client, Pending
 from tablepuppet.party.arguments import MOST_ITEMS
-from tablepuppet.prep.columns.given_bounds import Bounds
+from tablepuppet.prep.columns.given_bounds import Bounds, bounds_of
 from tablepuppet.prep.columns.rows_once import MOST_TIMES
-from tablepuppet.prep.columns.selected import find_columns
+from tablepuppet.prep.columns.selected import find_columns, is_number
 from tablepuppet.prep.columns.statistics import key_family, merge_categories
 from tablepuppet.prep.encode.private_encode import CATEGORIES, MOMENTS
-from tablepuppet.prep.explore.noisy_distribution import COARSE, FINE, HIDDEN, NoisyDistribution
-from tablepuppet.prep.explore.private_bins import BINS, COUNTS
-from tablepuppet.prep.explore.statistics_promise import PlannedRelease, Spent, StatisticsPromise, check_privacy
-from tablepuppet.privacy.funds import PartysFunds
+from tablepuppet.prep.explore.noisy_distribution import BINS, COARSE, COUNTS, FINE, HIDDEN, NoisyDistribution
+from tablepuppet.privacy.funds import PartysFunds, shortages
 from tablepuppet.privacy.noise import gaussian_sigma
+from tablepuppet.privacy.noise_plan import NoisePlan, NoisyRelease, charges
 from tablepuppet.privacy.settings import Privacy
+from tablepuppet.privacy.shares import Shares
 from tablepuppet.runs.events import Events
+from tablepuppet.runs.figures import number
+from tablepuppet.runs.table_view import ShownAsTable, TableView, aligned
 from tablepuppet.sql.catalog import described
 from tablepuppet.sql.other_uses import known_of_features
 from tablepuppet.sql.query import OutputColumn
 
 SUMS = 3  # numbers of a release of moments
-Array = NDArray[np.float64]
 
 
 @dataclass(frozen=True)
 class NoiseRequest:
-    """What a caller asks for: the promise, how often a row counts at most (None: as often as it is joined), and where
-    to look up what is left of budgets.
+    """What a caller asks for: the promise, bounds of columns, how often a row counts at most (None: as often as it is
+    joined), and where to look up what is left of budgets.
     """
 
     privacy: Privacy
+    bounds: Any
     max_times: int | None
     funds: Callable[[], PartysFunds]
 
     @classmethod
-    def of(cls, privacy: object, max_times: Any, funds: Callable[[], PartysFunds], step: str) -> NoiseRequest:
-        """PrivacyError or LearnError unless both make sense."""
-        checked = check_privacy(privacy, step)
+    def of(
+        cls, step: str, privacy: object, bounds: Any, max_times: Any, funds: Callable[[], PartysFunds]
+    ) -> Self | None:
+        """None without ``privacy``; PrivacyError or LearnError unless all of it makes sense."""
+        if privacy is None:
+            if bounds is not None or max_times is not None:
+                raise LearnError(
+                    f"{step}: bounds and max_times are for noise: set privacy=tp.Privacy(feature_epsilon=...) too"
+                )
+            return None
+        if not isinstance(privacy, Privacy):
+            raise PrivacyError(f"{step}: privacy must be tp.Privacy(feature_epsilon=...), not {type(privacy).__name__}")
+        if privacy.feature_epsilon is None or privacy != Privacy(
+            feature_epsilon=privacy.feature_epsilon, delta=privacy.delta
+        ):
+            raise PrivacyError(
+                f"{step}: statistics have noise by tp.Privacy(feature_epsilon=..., delta=...) and no other setting; "
+                "set those two only"
+            )
         whole = isinstance(max_times, Integral) and not isinstance(max_times, bool)
         if max_times is not None and not (whole and 1 <= int(max_times) <= MOST_TIMES):
             raise LearnError(
                 f"{step}: max_times is how often a row counts at most, a whole number from 1 to {MOST_TIMES:,}, not "
                 f"{max_times!r}"
             )
-        return cls(checked, None if max_times is None else int(max_times), funds)
+        return cls(privacy, bounds, None if max_times is None else int(max_times), funds)
 
 
 def noisy_features(client: Client, names: Sequence[str] | None, step: str) -> list[OutputColumn]:
@@ -75,6 +94,64 @@ def noisy_features(client: Client, names: Sequence[str] | None, step: str) -> li
     if len(found) > MOST_ITEMS:
         raise LearnError(f"{step}: at most {MOST_ITEMS:,} columns at once; name some by columns=[...]")
     return list(found)
+
+
+@dataclass(frozen=True)
+class Charged:
+    """What a request adds to a budget: an epsilon at the budget's own delta."""
+
+    epsilon: float
+    delta: float
+
+    def __str__(self) -> str:
+        return f"{number(self.epsilon)} at delta {self.delta:g}"
+
+
+@dataclass(frozen=True, repr=False)
+class Spent(ShownAsTable):
+    """What noisy statistics cost: ``epsilon`` at ``delta`` for a row of any one table.
+
+    ``tables`` has the epsilon of each table, ``total`` that of somebody with a row in every table. ``multipliers`` is
+    the noise of a release, divided by what one row may change in it. ``charged`` is what was added to budgets, by party
+    and table, at the budget's own delta: budgets add up Renyi divergences, which alone is more than ``epsilon``.
+    """
+
+    epsilon: float
+    delta: float
+    total: float
+    tables: Mapping[str, float]
+    releases: Mapping[str, int]
+    multipliers: Mapping[str, float]
+    charged: Mapping[str, Charged] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, plan: NoisePlan, promised: float, charged: Mapping[str, Charged]) -> Self:
+        """With all releases of the plan made; of one table they never cost more than was promised."""
+        tables = {each.alias: min(plan.epsilon([each.alias]), promised) for each in plan.releases}
+        return cls(
+            max(tables.values(), default=0.0),
+            plan.delta,
+            plan.epsilon(tables),
+            tables,
+            {each.alias: each.times for each in plan.releases},
+            {each.alias: each.multiplier for each in plan.releases},
+            charged,
+        )
+
+    def __str__(self) -> str:
+        made = ", ".join(f"{name}: {count}" for name, count in self.releases.items())
+        charged = ", ".join(f"{name} {each}" for name, each in self.charged.items())
+        booked = f"; charged to budgets: {charged}" if charged else ""
+        return f"epsilon {number(self.epsilon)} at delta {self.delta:g} (noisy releases: {made}{booked})"
+
+    def table_view(self) -> TableView:
+        """One row per table."""
+        rows = [
+            [name, number(epsilon), f"{self.delta:g}", f"{self.releases[name]:,}", number(self.multipliers[name], 3)]
+            for name, epsilon in self.tables.items()
+        ]
+        names = ("epsilon", "delta", "noisy releases", "noise multiplier")
+        return TableView("Spent", aligned(["table"], names), rows)
 
 
 @dataclass(frozen=True)
@@ -120,15 +197,20 @@ class NoisyStatistics:
 
     def __init__(self, client: Client, noise: NoiseRequest, step: str):
         self._client, self._noise, self._step = client, noise, step
-        self._planned: list[PlannedRelease] = []
+        self._planned: list[tuple[str, int, bool]] = []  # a release each: alias, numbers, whether it is a list
         self._wanted: dict[tuple[str, str, int], list[tuple[OutputColumn, Bounds]]] = {}  # by op, alias and bins
         self._lists: list[OutputColumn] = []
         self._pending: dict[tuple[str, str, int], Pending] = {}
-        self._multipliers: Callable[[str], float] | None = None  # by alias, when all is asked
+        self._multipliers: dict[str, float] = {}  # by table, when all is asked
+
+    def bounds(self, columns: Sequence[OutputColumn]) -> dict[str, Bounds]:
+        """The bounds of the numbers among some columns; PrivacyError if one has none."""
+        numbers = [column for column in columns if is_number(column)]
+        return bounds_of(self._client.plan, numbers, self._noise.bounds, self._step)
 
     def counts(self, column: OutputColumn) -> Callable[[], NoisySummary]:
         """How many rows have a value."""
-        read = self._plan(COUNTS, column, (0.0, 1.0), ())
+        read = self._release(COUNTS, column, (0.0, 1.0), ())
 
         def summary() -> NoisySummary:
             count, noise = read()
@@ -138,12 +220,12 @@ class NoisyStatistics:
 
     def moments(self, column: OutputColumn, bounds: Bounds) -> Callable[[], NoisySummary]:
         """Count, mean and standard deviation."""
-        read = self._plan(MOMENTS, column, bounds, (SUMS,), sensitivity=math.sqrt(SUMS))
+        read = self._release(MOMENTS, column, bounds, (SUMS,), sensitivity=math.sqrt(SUMS))
         return lambda: NoisySummary.of(*read(), self.rows(column.alias), bounds)
 
     def bins(self, column: OutputColumn, bounds: Bounds, bins: int) -> Callable[[], tuple[Array, float]]:
         """(counts of a histogram, the noise of each)."""
-        return self._plan(BINS, column, bounds, (bins,), bins=bins)
+        return self._release(BINS, column, bounds, (bins,), bins=bins)
 
     def distribution(self, column: OutputColumn, bounds: Bounds) -> Callable[[], NoisyDistribution]:
         """What quantiles are made of."""
@@ -155,7 +237,7 @@ class NoisyStatistics:
         self._lists.append(column)
         shards, rows = self._client.plan.tables[column.alias].shards, self._client.tables[column.alias].rows
         is_list = any(described(column.expression, shard.categories) is None for shard in shards)
-        self._planned.append(PlannedRelease(column.alias, rows, is_list))
+        self._planned.append((column.alias, rows, is_list))
 
         def read() -> Array:
             replies = self._pending[CATEGORIES, column.name, 0].read()[column.alias]
@@ -163,7 +245,7 @@ class NoisyStatistics:
 
         return read
 
-    def _plan(
+    def _release(
         self, op: str, column: OutputColumn, bounds: Bounds, shape: tuple[int, ...], bins: int = 0,
         sensitivity: float = 1.0,
     ) -> Callable[[], tuple[Array, float]]:  # fmt: skip
@@ -172,7 +254,7 @@ class NoisyStatistics:
         wanted = self._wanted.setdefault((op, alias, bins), [])
         place, name = len(wanted), "sums" if op == MOMENTS else "counts"
         wanted.append((column, bounds))
-        self._planned.append(PlannedRelease(alias, numbers))
+        self._planned.append((alias, numbers, False))
 
         def read() -> tuple[Array, float]:
             replies = self._pending[op, alias, bins].read()[alias]
@@ -184,9 +266,11 @@ class NoisyStatistics:
 
     def ask(self, events: Events) -> Spent:
         """Ask for all of it; PrivacyError, before anything is spent, if that cannot be."""
-        promise = StatisticsPromise(self._noise.privacy, self._client.plan, self._planned)
-        charged = promise.check(self._client, self._noise.funds, self._step)
-        self._multipliers = promise.multiplier
+        plan, privacy = self._plan(), self._noise.privacy
+        for alias in dict.fromkeys(alias for alias, _, _ in self._planned):
+            privacy.check_rows(self._client.tables[alias].rows)
+        charged = self._check_budgets(plan)
+        self._multipliers = {each.alias: each.multiplier for each in plan.releases}
         for known in known_of_features(self._client.plan):
             events.emit("warning", "privacy.known", f"{known} Leave it out there if it is to be protected.")
         for (op, alias, bins), wanted in self._wanted.items():
@@ -200,15 +284,47 @@ class NoisyStatistics:
         for column in self._lists:
             names = {"column": column.name, "family": key_family(column), "blinding": self._client.new_name()}
             self._pending[CATEGORIES, column.name, 0] = self._ask(CATEGORIES, column.alias, names | {"counted": True})
-        return promise.spent(charged)
+        assert privacy.feature_epsilon is not None, "`NoiseRequest.of` has checked it"
+        return Spent.of(plan, privacy.feature_epsilon, charged)
+
+    def _plan(self) -> NoisePlan:
+        """The releases of each table. One that is used under two aliases is one table, as a row may be in both."""
+        tables, privacy, releases = self._client.plan.tables, self._noise.privacy, []
+        assert privacy.feature_epsilon is not None, "`NoiseRequest.of` has checked it"
+        for name in dict.fromkeys(tables[alias].name for alias, _, _ in self._planned):
+            planned = [each for each in self._planned if tables[each[0]].name == name]
+            lists = sum(is_list for _, _, is_list in planned)
+            multiplier = Shares(privacy.feature_epsilon, privacy.delta, lists).multiplier(1 / len(planned))
+            numbers = sum(size for _, size, _ in planned)
+            parties = {shard.party for alias, _, _ in planned for shard in tables[alias].shards}
+            releases.append(
+                NoisyRelease(
+                    name, self._step, len(planned), multiplier, lists=lists, numbers=numbers, table=name,
+                    parties=tuple(sorted(parties)),
+                )
+            )  # fmt: skip
+        return NoisePlan(privacy.delta, tuple(releases))
+
+    def _check_budgets(self, plan: NoisePlan) -> dict[str, Charged]:
+        """What budgets will be charged, by party and table; PrivacyError if one is too small for all of it."""
+        costs, funds = charges(plan.releases), self._noise.funds()
+        for short in shortages(costs, funds):
+            raise PrivacyError(
+                f"{self._step}: {short}; nothing was spent; use a smaller epsilon, or ask the party's operator",
+                rule=short.funds.rule,
+            )
+        return {
+            f"{party}.{table}": Charged(each.needed(cost), each.delta)
+            for (party, table), cost in costs.items()
+            for each in funds.get((party, table.lower()), ())
+        }
 
     def _ask(self, op: str, alias: str, given: Mapping[str, Any]) -> Pending:
         noise = {"multiplier": self._multiplier(alias), "times": self._times(alias)}
         return self._client.ask(op, lambda name, _: {**given, **noise} if name == alias else None)
 
     def _multiplier(self, alias: str) -> float:
-        assert self._multipliers is not None, "they are known when all is asked"
-        return self._multipliers(alias)
+        return self._multipliers[self._client.plan.tables[alias].name]
 
     def _times(self, alias: str) -> int:
         """How often a row of a table counts at most; how often rows are joined is public."""

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from tablepuppet.arrays import Array
 from tablepuppet.party.allowance import check_time
 
 MOST = 64  # patterns that are compared: bits of a word
@@ -87,5 +88,5 @@ class _Compared:
         return cls(few, released, np.rint(groups).astype(np.int64))
 
 
-def _is_group(rows: NDArray[np.float64], least: int) -> Booleans:
+def _is_group(rows: Array, least: int) -> Booleans:
     return np.asarray((rows < 0.5) | (rows > least - 0.5))

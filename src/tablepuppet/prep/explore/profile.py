@@ -1,32 +1,43 @@
 """`relation.profile()`: an overview of the joined rows: every column, how columns depend on each other, and warnings.
 
 Input: the statistics of this package, each if policies allow it. Output: a `Profile`, which a notebook shows and `save`
-writes as one self-contained page (profile_page.py). It contains values of public columns only.
+writes as one self-contained page (profile_page.py). It contains values of public columns only. With a `Privacy`, most
+of it is computed from the releases of the description; lists of categories are asked for in addition.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from tablepuppet.arrays import Array
 from tablepuppet.errors import LearnError, PrivacyError
 from tablepuppet.operators.client import Client
 from tablepuppet.prep.columns.category_names import CategoryNames, Coded, ask_public_names
 from tablepuppet.prep.columns.ids import NumberIds, about_id
-from tablepuppet.prep.columns.selected import check_without_noise, find_category, is_number, is_public, sends_across
+from tablepuppet.prep.columns.selected import (
+    check_without_noise,
+    find_category,
+    find_columns,
+    is_category,
+    is_number,
+    is_public,
+    sends_across,
+)  # fmt: skip
 from tablepuppet.prep.columns.sent_columns import SentColumns
 from tablepuppet.prep.columns.statistics import CategoryStatistics, CategorySummary, NumberStatistics
 from tablepuppet.prep.explore.beside_label import Related, beside_label
 from tablepuppet.prep.explore.correlation import ColumnMatrix, all_withheld, correlation
 from tablepuppet.prep.explore.crosstab import Crosstab, count_pairs
-from tablepuppet.prep.explore.describe import describe, is_category
+from tablepuppet.prep.explore.describe import LEFT_OUT, Description, NoisyColumn, describe_exactly
 from tablepuppet.prep.explore.groups import sums_by_group
 from tablepuppet.prep.explore.histograms import Histogram, has_bins, histograms
+from tablepuppet.prep.explore.noisy_statistics import NoiseRequest, NoisyStatistics, noisy_features
 from tablepuppet.prep.explore.pooled import label_categories
 from tablepuppet.prep.explore.profile_page import Against, CategoryBars, Profile, Warned
 from tablepuppet.runs.events import Events
@@ -34,17 +45,74 @@ from tablepuppet.runs.figures import UNKNOWN, WITHHELD
 from tablepuppet.sql.query import OutputColumn, Query
 from tablepuppet.sql.types import Family, family
 
-BINS = 30
+BINS, NOISY_BINS = 30, 32
 SHOWN = 8  # categories with bars
 MUCH_MISSING, SKEWED, RARE, LEAKS, FENCE = 0.2, 2.0, 0.01, 0.95, 3.0
 FEW = 10  # different values up to which a number's tail is no matter
 SAME = 1 - 1e-9  # correlation from which two columns are one
 FEW_CLASSES = 20  # different whole numbers up to which a label counts as classes
+LEFT_OUT_OF_PAGE = {
+    "min, max": LEFT_OUT["min, max"],
+    "distinct": "a single row can add a category",
+    "skew, kurtosis": LEFT_OUT["skew, kurtosis"],
+    "correlations": "pairs of columns have no form with noise here",
+    "columns that predict the label": "labels have noise by label_epsilon, in a fit",
+    "names of categories": "they are values; categories are numbered by frequency",
+}  # with noise
 Row = dict[str, Any]
 
 
-def profile(client: Client, query: Query, max_categories: int, events: Events) -> Profile:
-    """Ask for everything that a profile shows."""
+def profile(
+    client: Client, names: Sequence[str] | None, max_categories: int, events: Events, noise: NoiseRequest | None = None
+) -> Profile:
+    """Ask for everything that a profile of the named columns, or of all, shows; with noise, of features."""
+    if noise is not None:
+        return _with_noise(client, names, events, noise)
+    query = client.plan.query
+    if names is not None:
+        chosen = find_columns(client.plan, names, "profile")
+        query = replace(query, outputs=chosen, label=query.label if query.label in chosen else None)
+    return _exactly(client, query, max_categories, events)
+
+
+def _with_noise(client: Client, names: Sequence[str] | None, events: Events, noise: NoiseRequest) -> Profile:
+    """Noisy counts, means, quartiles, histograms and frequent categories only."""
+    query, columns = client.plan.query, noisy_features(client, names, "profile")
+    asked = NoisyStatistics(client, noise, "profile")
+    wanted = NoisyColumn.all_of(asked, columns)
+    texts = [column for column in columns if is_category(column, query.categorical) and not is_number(column)]
+    frequent = {column: asked.categories(column) for column in texts}
+    spent = asked.ask(events)
+    rows, drawn, bars = [each.row() for each in wanted], dict[str, Histogram](), dict[str, CategoryBars]()
+    for row, each in zip(rows, wanted, strict=True):
+        if each.distribution is not None and not (found := each.distribution()).is_hidden:
+            edges, counts, sigma = found.merged(NOISY_BINS)
+            missing = row["missing"]
+            drawn[row["column"]] = Histogram(each.column, edges, counts, missing, exact=False, noise=sigma, spent=spent)
+    for column, read in frequent.items():
+        counts = np.maximum(read(), 0.0)
+        largest = counts[counts > 0][:SHOWN]
+        if len(largest):
+            listed = label_categories(column, [None] * len(largest))
+            bars[column.name] = CategoryBars(listed, largest.tolist(), float(counts.sum()))
+    left_out = "; ".join(f"{what} ({why})" for what, why in LEFT_OUT_OF_PAGE.items())
+    return Profile(
+        query.sql, len(client.rows), Description(rows, spent), drawn, bars, None, list(_noisy_warnings(rows)),
+        f"All numbers have noise: {spent}. Left out: {left_out}.", spent,
+    )  # fmt: skip
+
+
+def _noisy_warnings(rows: Sequence[Row]) -> Iterator[Warned]:
+    """What noisy numbers show beyond doubt."""
+    for row in rows:
+        name, total, noise = row["column"], row["count"] + row["missing"], 2 * row["count_noise"]
+        if row["missing"] - noise > MUCH_MISSING * total:
+            yield Warned(name, "missing", f"is missing in about {row['missing'] / total:.0%} of the joined rows")
+        elif row["count"] < noise:
+            yield Warned(name, "hidden", "noise hides it: use more rows, a larger epsilon or fewer columns")
+
+
+def _exactly(client: Client, query: Query, max_categories: int, events: Events) -> Profile:
     columns, joined = query.outputs, len(client.rows)
     known = NumberStatistics(client, [column for column in columns if is_number(column)], shape=True)
     sent, ids = SentColumns(client), NumberIds(client, _numbers(query))
@@ -53,7 +121,7 @@ def profile(client: Client, query: Query, max_categories: int, events: Events) -
         for column in columns
         if is_category(column, query.categorical)
     }
-    description = describe(client, columns, query.categorical, events, known)
+    description = describe_exactly(client, columns, query.categorical, events, known)
     rows: dict[str, Row] = {row["column"]: row for row in description.to_arrow().to_pylist()}
     numbers = [
         c for c in columns if is_number(c) and c.name not in query.categorical and rows[c.name]["std"] is not None
@@ -274,7 +342,7 @@ def _relate(
     return Related(each.column, each.label, "correlation", strength, withheld=withheld)
 
 
-def _ratio(sums: NDArray[np.float64]) -> float:
+def _ratio(sums: Array) -> float:
     """The square root of the share of a number's variance that is between groups; NaN if it has no variance."""
     counts, means, within = sums[sums[:, 0] > 0].T
     mean = float(counts @ means) / max(float(counts.sum()), 1.0)

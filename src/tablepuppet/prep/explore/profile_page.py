@@ -21,8 +21,7 @@ from tablepuppet.errors import ConfigError, without_controls
 from tablepuppet.prep.explore.correlation import ColumnMatrix
 from tablepuppet.prep.explore.describe import Description
 from tablepuppet.prep.explore.histograms import Histogram
-from tablepuppet.prep.explore.noisy_describe import NoisyDescription
-from tablepuppet.prep.explore.statistics_promise import Spent
+from tablepuppet.prep.explore.noisy_statistics import Spent
 from tablepuppet.runs.figures import NOT_APPLICABLE, UNKNOWN, WITHHELD, fixed
 from tablepuppet.runs.table_view import ShownAsTable, TableView
 from tablepuppet.store.files import write_output_file
@@ -108,7 +107,7 @@ class Profile(ShownAsTable):
 
     sql: str
     joined_rows: int
-    description: Description | NoisyDescription
+    description: Description
     histograms: dict[str, Histogram]
     categories: dict[str, CategoryBars]
     correlations: ColumnMatrix | None
@@ -158,7 +157,7 @@ def page(found: Profile) -> str:
 
 
 def fragment(found: Profile) -> str:
-    """The same as a part of another page."""
+    """A part of another page, such as a notebook: style, drawings and warnings."""
     rows = found.description.to_arrow().to_pylist()
     parts = [
         f"<h1>Profile of {found.joined_rows:,} joined rows</h1>",

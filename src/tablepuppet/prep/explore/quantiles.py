@@ -13,14 +13,15 @@ from numbers import Real
 
 import numpy as np
 import pyarrow as pa
-from numpy.typing import NDArray
 
+from tablepuppet.arrays import Array
 from tablepuppet.errors import LearnError
 from tablepuppet.operators.client import Client
 from tablepuppet.prep.columns.days import as_date, shown_value
-from tablepuppet.prep.columns.selected import check_without_noise, find_numbers, is_date
+from tablepuppet.prep.columns.selected import check_without_noise, find_number, find_numbers, is_date, is_number
 from tablepuppet.prep.explore.distribution import Distribution, Distributions
-from tablepuppet.prep.explore.statistics_promise import Spent
+from tablepuppet.prep.explore.noisy_statistics import NoiseRequest, NoisyStatistics, Spent, noisy_features
+from tablepuppet.runs.events import Events
 from tablepuppet.runs.figures import NOT_APPLICABLE
 from tablepuppet.runs.table_view import TableResult, TableView, aligned, arrow_table
 from tablepuppet.spelling import unknown_key
@@ -62,7 +63,7 @@ class Quantiles(TableResult):
     ):
         self.shares, self._found, self.spent = list(shares), dict(found), spent
 
-    def __getitem__(self, column: str) -> NDArray[np.float64]:
+    def __getitem__(self, column: str) -> Array:
         for each, values in self._found.items():
             if column in (each.name, each.qualified):
                 return np.array([value.value for value in values])
@@ -108,13 +109,29 @@ def with_interval(value: float, low: float, high: float, kind: Family) -> str:
     return f"{shown_value(value, kind)} ({shown_value(low, kind)} to {shown_value(high, kind)})"
 
 
-def quantile(client: Client, shares: float | Sequence[float], columns: Sequence[str] | None) -> Quantiles:
-    """Quantiles of numeric columns over the joined rows."""
+def quantile(
+    client: Client, shares: float | Sequence[float], names: Sequence[str] | None, events: Events,
+    noise: NoiseRequest | None = None,
+) -> Quantiles:  # fmt: skip
+    """Quantiles of numeric columns; with noise, of features, where any number of them costs as much as one."""
     listed = checked_shares(shares)
-    found = find_numbers(client.plan, columns, "quantile")
-    check_without_noise(client.plan, found, "quantile")
-    read = quantiles_of(Distributions(client, found), listed)
-    return Quantiles(listed, {column: read[column.name] for column in found})
+    if noise is None:
+        columns = find_numbers(client.plan, names, "quantile")
+        check_without_noise(client.plan, columns, "quantile")
+        exact = quantiles_of(Distributions(client, columns), listed)
+        return Quantiles(listed, {column: exact[column.name] for column in columns})
+    features = noisy_features(client, names, "quantile")
+    if names is None:
+        features = [column for column in features if is_number(column)]
+    columns = [find_number(client.plan, column.name, "quantile") for column in features]
+    asked = NoisyStatistics(client, noise, "quantile")
+    known = asked.bounds(columns)
+    distributions = {column: asked.distribution(column, known[column.name]) for column in columns}
+    spent, found = asked.ask(events), {}
+    for column, read in distributions.items():
+        estimates = map(read().quantile, listed)
+        found[column] = [Quantile(value, exact=False, low=low, high=high) for value, low, high in estimates]
+    return Quantiles(listed, found, spent)
 
 
 def checked_shares(shares: float | Sequence[float]) -> list[float]:

@@ -1,39 +1,34 @@
 """The planned noisy releases of a fit: which table, how many, with which noise, at which cost.
 
-Input: a learner, a plan, and how many rows take part. Output: `PlannedFit`: the promise, and `Releases` for people
-and for programs. Costs are upper bounds of what parties will charge: noise may hide a column, and descent may end
-early. It uses no row data.
+Input: a learner, a plan, and how many rows take part. Output: `PlannedFit`: the promise, and rows of releases for
+people and for programs. Costs are upper bounds of what parties will charge: noise may hide a column, and descent may
+end early. It uses no row data.
 """
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass
-from typing import Any, Protocol
+from dataclasses import dataclass, replace
+from typing import Protocol
 
 from tablepuppet.learn.labels.noisy import class_mechanism, kept
-from tablepuppet.learn.noise.plan import NoisyReleases
-from tablepuppet.learn.private.encoder_releases import known_columns
-from tablepuppet.learn.private.feature_promise import FeaturePromise
+from tablepuppet.learn.noise.plan import GRAM
+from tablepuppet.learn.private.feature_promise import STATISTICS, FeaturePromise, known_columns
 from tablepuppet.learn.private.usefulness import TableSize
 from tablepuppet.prep.columns.label import MOST_CLASSES
 from tablepuppet.prep.columns.selected import is_category
 from tablepuppet.prep.encode.private_encode import BINS
 from tablepuppet.prep.pipelines.fit import foresee
 from tablepuppet.prep.pipelines.pipeline import DEFAULT, Pipeline
-from tablepuppet.privacy.accountant import Spending
 from tablepuppet.privacy.funds import label_mark
 from tablepuppet.privacy.label import number_variance
-from tablepuppet.privacy.noise import sampling_epsilon
+from tablepuppet.privacy.noise_plan import PREDICTIONS, NoisyLabels, NoisyRelease, TableCosts, charges
 from tablepuppet.privacy.settings import Privacy
-from tablepuppet.privacy.shares import TAIL_DELTA
 from tablepuppet.runs.figures import number
 from tablepuppet.sql.catalog import Shard, described
 from tablepuppet.sql.plan import Plan
 from tablepuppet.sql.query import OutputColumn
-
-LABELS = "labels"
 
 
 class PlannedLearner(Protocol):
@@ -61,40 +56,23 @@ class PlannedLearner(Protocol):
 
 
 @dataclass(frozen=True)
-class Releases:
-    """Noisy values of one kind that a table will release, at each of its parties."""
-
-    parties: tuple[str, ...]
-    table: str
-    what: str
-    releases: int
-    noise: str  # for people
-    multiplier: float | None  # of Gaussian noise
-    sampling: float | None
-    cost: Spending
-
-    def to_dict(self) -> dict[str, Any]:
-        """For programs."""
-        return {name: value for name, value in asdict(self).items() if name != "cost"}
-
-
-@dataclass(frozen=True)
 class PlannedFit:
     """What a fit will release, and the promise that it comes from; None without feature privacy."""
 
     promise: FeaturePromise | None
     sizes: Mapping[str, TableSize]  # by alias of a table with features; parameters are the fewest there can be
-    releases: tuple[Releases, ...]
+    features: tuple[NoisyRelease, ...] = ()
+    labels: tuple[NoisyLabels, ...] = ()  # one at most
     label: str = ""  # the mark of its noisy labels in ledgers (privacy/funds.py); empty without noise
 
-    def costs(self, *, labels: bool) -> dict[tuple[str, str], Spending]:
+    @property
+    def releases(self) -> tuple[NoisyLabels | NoisyRelease, ...]:
+        """All of them."""
+        return (*self.labels, *self.features)
+
+    def costs(self, *, labels: bool) -> TableCosts:
         """Upper bound of the charge by party and table: for ``labels``, or for everything else."""
-        found: dict[tuple[str, str], Spending] = {}
-        for each in self.releases:
-            for party in each.parties if (each.what == LABELS) == labels else ():
-                key = party, each.table.lower()
-                found[key] = found.get(key, Spending()) + each.cost
-        return found
+        return charges(self.labels if labels else self.features)
 
 
 @dataclass(frozen=True)
@@ -112,14 +90,14 @@ class Planning:
     def fit(self, privacy: Privacy) -> PlannedFit:
         """Plan the fit with this privacy. It may take seconds if parties sample rows."""
         sizes = {alias: self._size(alias) for alias in dict.fromkeys(c.alias for c in self.plan.query.features)}
-        releases = [*label_releases(privacy, self.plan, self.classes)]
         promise = self.learner.promise_for(self.plan, {alias: self.rows[alias] for alias in sizes}, privacy)
+        features: list[NoisyRelease] = []
         if promise is not None:
             promise = promise.within(self.most_rounds)
             promise.spend_all({alias: size.parameters for alias, size in sizes.items()}, self.predictions)
-            for alias, size in sizes.items():
-                releases += self._feature_releases(promise, alias, size)
-        return PlannedFit(promise, sizes, tuple(releases), self._label_mark(privacy))
+            features = [each for alias, size in sizes.items() for each in self._features(promise, alias, size)]
+        labels = tuple(label_releases(privacy, self.plan, self.classes))
+        return PlannedFit(promise, sizes, tuple(features), labels, self._label_mark(privacy))
 
     @property
     def classes(self) -> int | None:
@@ -153,35 +131,30 @@ class Planning:
     def _columns(self, alias: str) -> list[OutputColumn]:
         return [column for column in self.plan.query.features if column.alias == alias]
 
-    def _width(self, alias: str) -> int:
-        """Encoded columns at most."""
-        return foresee(self.prep, self.plan, self.max_categories).widths[alias]
-
-    def _feature_releases(self, promise: FeaturePromise, alias: str, size: TableSize) -> Iterator[Releases]:
+    def _features(self, promise: FeaturePromise, alias: str, size: TableSize) -> Iterator[NoisyRelease]:
         """All releases of a table. Every released number adds a little to the cost: as many as there can be."""
-        privacy, width = self.learner.privacy, self._width(alias)
+        privacy, width = self.learner.privacy, foresee(self.prep, self.plan, self.max_categories).widths[alias]
         is_known = privacy is not None and privacy.is_label_private  # else labels say how many classes there are
         outputs = 1 if not self.learner.learns_classes else (self.classes or 1) if is_known else MOST_CLASSES
         rows = max(self.rows[alias], self.plan.tables[alias].rows)  # predictions may be for all of them
+        numbers = {GRAM: width * (width + 1) // 2, PREDICTIONS: rows * outputs}
         parameters = self.learner.parameters_of(alias, width, outputs)
-        numbers = {"Gram matrix": width * (width + 1) // 2, "predictions": rows * outputs}
-        yield from self._statistics(promise, alias, size.name, rows)
-        for each in (*promise.noise.of_rounds(alias), *promise.noise.predictions):
-            rounding = Spending.of_pure(sampling_epsilon(max(numbers.get(each.what, parameters), 1)))
-            yield _gaussian(size.parties, size.name, each, rounding.times(each.count))
+        for each in promise.releases(alias):
+            if each.what == STATISTICS:
+                yield from self._statistics(replace(each, table=size.name), rows)
+                continue
+            most = max(numbers.get(each.what, parameters), 1) * each.times
+            yield replace(each, numbers=most, table=size.name, parties=size.parties)
 
-    def _statistics(self, promise: FeaturePromise, alias: str, table: str, rows: int) -> Iterator[Releases]:
+    def _statistics(self, release: NoisyRelease, rows: int) -> Iterator[NoisyRelease]:
         """Encoders' statistics: parties whose policies describe the same columns together."""
         alike: dict[tuple[int, int, int], list[str]] = {}
-        for shard in self.plan.tables[alias].shards:
-            alike.setdefault(self._asked(alias, shard), []).append(shard.party)
+        for shard in self.plan.tables[release.alias].shards:
+            alike.setdefault(self._asked(release.alias, shard), []).append(shard.party)
         for (ranges, moments, lists), parties in alike.items():
-            count = ranges + moments + lists
+            count, numbers = ranges + moments + lists, ranges * BINS + moments * 3 + lists * max(rows, 1)
             if count:
-                made = NoisyReleases("encoders' statistics", count, promise.encoders.multipliers[alias])
-                numbers = ranges * BINS + moments * 3 + lists * max(rows, 1)
-                beside = Spending.of_pure(sampling_epsilon(numbers)) + Spending(tail=lists * TAIL_DELTA)
-                yield _gaussian(tuple(parties), table, made, beside)
+                yield replace(release, times=count, lists=lists, numbers=numbers, parties=tuple(parties))
 
     def _asked(self, alias: str, shard: Shard) -> tuple[int, int, int]:
         """(ranges, moments, lists of categories) that one party is asked for with noise.
@@ -198,21 +171,12 @@ class Planning:
         return found["ranges"], found["moments"], found["lists"]
 
 
-def _gaussian(parties: tuple[str, ...], table: str, made: NoisyReleases, beside: Spending) -> Releases:
-    """Releases with Gaussian noise; ``beside`` is what they cost in addition."""
-    text = f"Gaussian, {number(made.multiplier, 3)} times what a row may add"
-    cost = Spending.of_gaussian(made.multiplier, made.count, made.sampling) + beside
-    return Releases(parties, table, made.what, made.count, text, made.multiplier, made.sampling, cost)
-
-
-def label_releases(privacy: Privacy, plan: Plan, classes: int | None) -> Iterator[Releases]:
-    """The releases of noisy labels; empty if labels have no noise. ``classes`` is for classifiers."""
+def label_releases(privacy: Privacy, plan: Plan, classes: int | None) -> Iterator[NoisyLabels]:
+    """The release of noisy labels; empty if labels have no noise. ``classes`` is for classifiers."""
     label = plan.query.label
-    if privacy.label_epsilon is None or label is None:
-        return
-    table = plan.tables[label.alias]
-    text, cost = _label_noise(privacy, classes), Spending.of_pure(privacy.label_epsilon)
-    yield Releases(table.parties, table.name, LABELS, 1, text, None, None, cost)
+    if privacy.label_epsilon is not None and label is not None:
+        table = plan.tables[label.alias]
+        yield NoisyLabels(table.name, table.parties, _label_noise(privacy, classes), privacy.label_epsilon)
 
 
 def _label_noise(privacy: Privacy, classes: int | None) -> str:
