@@ -20,22 +20,27 @@ from tablepuppet.learn.loss.divergence import Divergence
 from tablepuppet.learn.loss.joined_loss import JoinedLoss
 from tablepuppet.learn.rounds import Round
 from tablepuppet.learn.tables.federated import FederatedModel
-from tablepuppet.learn.tables.over_shards import NOTHING, BatchGradients, Facts, Stepped
-from tablepuppet.learn.tables.parameters import TableParameters, parameters_of
-from tablepuppet.mapping.batches import Batch, Places, batches_of_epochs, no_rows
+from tablepuppet.learn.tables.over_shards import BatchGradients, Stepped
+from tablepuppet.learn.tables.parameters import TableParameters
+from tablepuppet.learn.tables.steps import NOTHING, Facts, Update, by_batch, step
+from tablepuppet.mapping.batches import Batch, batches_of_epochs, no_rows
 from tablepuppet.mapping.joined_rows import SCORES, JoinedRows
 from tablepuppet.mapping.table_mapping import Floats, ShardRows
-from tablepuppet.party.local_table import LocalTable
-from tablepuppet.party.ops import Values, op
 from tablepuppet.party.release import Release
 from tablepuppet.party.returns import NEXT_OUTPUTS, PER_OUTPUT, SQUARE, Numbers
-from tablepuppet.prep.encode.encode import encoded
 
 Array = NDArray[np.float64]
 
 
+@step(
+    "sgd.step",
+    by_batch,
+    asked="`sgd`",
+    releases=Release.PREDICTIONS,
+    returns={"outputs": NEXT_OUTPUTS, "square": SQUARE, "centre": Numbers((PER_OUTPUT,))},
+)
 @dataclass(frozen=True)
-class Descend:
+class Descend(Update):
     """A step with one batch (Eq. 12, 13), preconditioned if there is a curvature; then predictions for the next batch.
 
     With a curvature, the mean prediction over joined rows is returned too: the intercept absorbs it.
@@ -46,13 +51,6 @@ class Descend:
     l2: float
     curvature: float | None = None
     damping: float = 0.0
-    op = "sgd.step"
-
-    @property
-    def arguments(self) -> dict[str, Any]:
-        """As `step` takes them."""
-        plain = {"lr": self.lr, "momentum": self.momentum, "l2": self.l2}
-        return plain if self.curvature is None else plain | {"curvature": self.curvature, "damping": self.damping}
 
     def take(self, part: TableParameters, sums: Array, total: Array) -> Facts:
         """At a table's parameters, with the gradient by them; return |theta|^2 and the mean prediction."""
@@ -69,24 +67,6 @@ class Descend:
     def shown(self, part: TableParameters) -> dict[str, Any]:
         """Predictions with the new parameters."""
         return {"theta": part.theta}
-
-
-@op(
-    "sgd.step",
-    asked="`sgd`",
-    releases=Release.PREDICTIONS,
-    returns={"outputs": NEXT_OUTPUTS, "square": SQUARE, "centre": Numbers((PER_OUTPUT,))},
-)
-def step(
-    table: LocalTable, view: str, encoding: str, model: str,
-    places: Places, rows: Array, next_places: Places, lr: float, momentum: float, l2: float,
-    curvature: float | None = None, damping: float = 0.0,
-) -> Values:  # fmt: skip
-    """`Descend` at a table with one shard; no step where the batch has none of its rows."""
-    part, data, wide = parameters_of(table, model), encoded(table, view, encoding), rows.astype(np.float64)
-    sums = part.model.gradient(part.theta, data.rows(places), wide) if len(places) else NOTHING
-    facts = Descend(lr, momentum, l2, curvature, damping).take(part, sums, wide.sum(axis=0))
-    return {"outputs": part.model.predict(part.theta, data.rows(next_places)).astype(table.wire), **facts}
 
 
 @dataclass(frozen=True)
@@ -148,7 +128,7 @@ class Stochastic:
         def as_before(alias: str, shard: ShardRows) -> dict[str, Any]:
             return {**self._facts.get(alias, {}), "outputs": self._last.at(upcoming, alias, shard)}
 
-        found = model.step(Descend(lr, self.momentum, model.l2, *rest), rows, as_before)
+        found = model.step(dict.fromkeys(self.tables, Descend(lr, self.momentum, model.l2, *rest)), rows, as_before)
         self._learn_facts(found)
         if following is not None:
             self._last.keep(following, found.predictions)
