@@ -19,11 +19,12 @@ from tablepuppet.learn.linear.ridge import ridge_of
 from tablepuppet.learn.loss.divergence import Divergence
 from tablepuppet.learn.loss.joined_loss import JoinedLoss
 from tablepuppet.learn.rounds import Round
+from tablepuppet.learn.solve.batches import Exchange, run_batches
 from tablepuppet.learn.tables.federated import FederatedModel
 from tablepuppet.learn.tables.over_shards import BatchGradients, Stepped
 from tablepuppet.learn.tables.parameters import TableParameters
 from tablepuppet.learn.tables.steps import NOTHING, Facts, Update, by_batch, step
-from tablepuppet.mapping.batches import Batch, batches_of_epochs, no_rows
+from tablepuppet.mapping.batches import Batch, no_rows
 from tablepuppet.mapping.joined_rows import SCORES, JoinedRows
 from tablepuppet.mapping.table_mapping import Floats, ShardRows
 from tablepuppet.party.release import Release
@@ -81,22 +82,15 @@ class Conditioned:
         return lr / (self.curvature * (1 + lr * self.damping))
 
 
-class Steps(Protocol):
-    """An object that takes the steps of batches."""
+class Steps(Exchange, Protocol):
+    """Takes the steps of tables whose predictions add up."""
 
     rows: JoinedRows
-    tables: list[str]
     secured: list[str]  # tables whose shards mask their sums
     momentum: float
     conditioned: Conditioned | None
     penalty: float  # l2 / 2 times the squared norm of the parameters of the last predictions
     centre: Array  # (outputs,): mean prediction that the intercept must absorb
-
-    def exchange(
-        self, batch: Batch | None, row_gradients: Array | None, following: Batch | None, lr: float
-    ) -> Mapping[str, Floats]:
-        """Take the step of ``batch``; return the predictions for the ``following`` batch."""
-        ...
 
 
 class Stochastic:
@@ -111,24 +105,25 @@ class Stochastic:
         self._last = model.lou.last_values(dict.fromkeys(self.tables, shape))
         self._facts: dict[str, Facts] = {}  # by table: its squared norm and its mean prediction
 
-    def exchange(
-        self, batch: Batch | None, row_gradients: Array | None, following: Batch | None, lr: float
+    def __call__(
+        self, done: Batch | None, gradients: Mapping[str, Floats], following: Batch | None, lr: float
     ) -> dict[str, Floats]:
-        """Take the step of ``batch``; return the predictions for the ``following`` batch.
+        """Take the steps of the batch that is ``done``; return the predictions for the ``following`` one.
 
         The parameters of a lost table do not change, and the gradient of a lost shard is left out. Their last
         predictions are used again, or zeros.
         """
         model, nothing, how = self.model, no_rows(self.tables), self.conditioned
-        done, upcoming = batch or nothing, following or nothing
-        given = np.zeros(0) if row_gradients is None else row_gradients
-        rows = BatchGradients({alias: done.scatter(alias, given) for alias in self.tables}, done, upcoming)
+        upcoming = following or nothing
+        values = gradients or dict.fromkeys(self.tables, np.zeros(0))
+        rows = BatchGradients(values, done or nothing, upcoming)
         rest = () if how is None else (how.curvature, how.damping)
+        update = Descend(lr, self.momentum, model.l2, *rest)
 
         def as_before(alias: str, shard: ShardRows) -> dict[str, Any]:
             return {**self._facts.get(alias, {}), "outputs": self._last.at(upcoming, alias, shard)}
 
-        found = model.step(dict.fromkeys(self.tables, Descend(lr, self.momentum, model.l2, *rest)), rows, as_before)
+        found = model.step(dict.fromkeys(self.tables, update), rows, as_before)
         self._learn_facts(found)
         if following is not None:
             self._last.keep(following, found.predictions)
@@ -152,38 +147,51 @@ def falling(lr: float, epochs: int) -> list[float]:
     return [0.5 * lr * (1 + math.cos(math.pi * (epoch + 0.5) / epochs)) for epoch in range(epochs)]
 
 
-def descend_by_batches(
-    steps: Steps, loss: JoinedLoss, rates: Sequence[float], size: int, seed: int, report: Callable[[Round], bool]
-) -> Array:
-    """Mini-batch SGD with one epoch for each learning rate; return the intercept.
+class BatchSums:
+    """Scores of a batch are sums of predictions, and an intercept, which is learned with momentum as the tables are.
 
     The loss of a round is the mean over its batches, each measured before its step; so is the penalty.
     """
-    free, velocity, rows = loss.best_constant(), np.zeros(loss.outputs), loss.rows
-    intercept: Array = free
-    total = penalty = 0.0
-    divergence = Divergence(loss)
-    rows.reserve(SCORES)
-    upcoming = batches_of_epochs(steps.rows, steps.tables, size, seed, len(rates), steps.secured)
-    batch: Batch | None = next(upcoming)
-    predictions = steps.exchange(None, None, batch, rates[0])
-    while batch is not None:
-        following = next(upcoming, None)
-        epoch, lr, scores = batch.epoch, rates[batch.epoch - 1], batch.gather(predictions, intercept)
+
+    def __init__(self, steps: Steps, loss: JoinedLoss):
+        self.steps, self.loss, self._divergence = steps, loss, Divergence(loss)
+        self._free, self._velocity = loss.best_constant(), np.zeros(loss.outputs)
+        self._total = self._penalty = 0.0
+        loss.rows.reserve(SCORES)
+
+    @property
+    def intercept(self) -> Array:
+        """What is learned, without the mean prediction that it absorbs."""
+        return np.asarray(self._free - self.steps.centre)
+
+    def learn(self, batch: Batch, outputs: Mapping[str, Floats], lr: float) -> dict[str, Floats]:
+        """The step of the intercept; the gradient by predictions."""
+        rows, steps = self.loss.rows, self.steps
+        scores = batch.gather(outputs, self.intercept)
         rows.put(SCORES, batch.rows, scores)
-        here = loss.pointwise.evaluate(scores, rows.labels_of(batch.rows))
-        total += here.value
-        divergence.check(epoch, total)
-        penalty += steps.penalty * len(batch.rows)
+        here = self.loss.pointwise.evaluate(scores, rows.labels_of(batch.rows))
+        self._total += here.value
+        self._divergence.check(batch.epoch, self._total)
+        self._penalty += steps.penalty * len(batch.rows)
         row_gradients = here.gradient / len(batch.rows)
         inside, outside = (1.0, lr) if steps.conditioned is None else (steps.conditioned.intercept_rate(lr), 1.0)
-        velocity = steps.momentum * velocity + inside * row_gradients.sum(axis=0)
-        free = free - outside * velocity
-        predictions = steps.exchange(batch, row_gradients, following, lr)
-        intercept = free - steps.centre
-        if batch.is_last:
-            if report(Round(epoch, (total + penalty) / len(rows), total / len(rows), intercept, converged=False)):
-                break
-            total = penalty = 0.0
-        batch = following
-    return intercept
+        self._velocity = steps.momentum * self._velocity + inside * row_gradients.sum(axis=0)
+        self._free = self._free - outside * self._velocity
+        return {alias: batch.scatter(alias, row_gradients) for alias in steps.tables}
+
+    def round(self, epoch: int) -> Round:
+        """The epoch that has ended."""
+        total, penalty, rows = self._total, self._penalty, len(self.loss.rows)
+        self._total = self._penalty = 0.0
+        return Round(epoch, (total + penalty) / rows, total / rows, self.intercept, converged=False)
+
+
+def descend_by_batches(
+    steps: Steps, loss: JoinedLoss, rates: Sequence[float], size: int, seed: int, report: Callable[[Round], bool]
+) -> Array:
+    """Mini-batch SGD with one epoch for each learning rate; return the intercept."""
+    head = BatchSums(steps, loss)
+    run_batches(
+        steps, head, steps.rows, rates, size, seed, lambda epoch: report(head.round(epoch)), secured=steps.secured
+    )
+    return head.intercept
