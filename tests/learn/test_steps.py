@@ -63,15 +63,15 @@ def downhill() -> type[Update]:
     return Down
 
 
-def started(folder: Path, shards: int) -> FederatedModel:
-    """A linear model of the shop's tables."""
+def started(folder: Path, shards: int) -> tuple[tp.Relation, FederatedModel]:
+    """A linear model of the shop's tables; the relation keeps its session open."""
     folder.mkdir()
     relation = federation(folder, shop(shards), wire="float64").sql(f"SELECT {PLAIN}, o.paid {JOIN}", label="paid")
     encoding: Encoding = tp.LinearRegression(rounds=1).fit(relation).encoding_
     rows = relation.client.rows.of_scores(1)
     model = FederatedModel(relation.client, rows, encoding, relation.wire, Linear(1), 0.0)
     model.begin(0)
-    return model
+    return relation, model
 
 
 def test_one_class_is_a_step_whoever_holds_parameters(tmp_path: Path) -> None:
@@ -79,7 +79,8 @@ def test_one_class_is_a_step_whoever_holds_parameters(tmp_path: Path) -> None:
     kind: Any = downhill()
     found = []
     for shards in (1, 3):
-        model = started(tmp_path / str(shards), shards)
+        relation, model = started(tmp_path / str(shards), shards)
+        assert model.lou.client is relation.client
         assert bool(model.alone) == (shards == 1)
         rows = {alias: np.ones(model.rows(alias)) for alias in model.tables}
         for number in range(3):
@@ -89,14 +90,16 @@ def test_one_class_is_a_step_whoever_holds_parameters(tmp_path: Path) -> None:
     for one, other in zip(*found, strict=True):
         assert one.keys() == other.keys()
         for alias in one:
-            np.testing.assert_allclose(other[alias], one[alias], rtol=1e-9)
+            np.testing.assert_allclose(other[alias], one[alias], rtol=1e-9, atol=1e-12)
+    assert max(float(np.abs(theta).max()) for theta in found[0][0].values()) > 0.1
 
 
 def test_tables_without_an_update_stay(tmp_path: Path) -> None:
     """Only tables that are given an update take a step."""
     kind: Any = downhill()
     for shards in (1, 2):
-        model = started(tmp_path / str(shards), shards)
+        relation, model = started(tmp_path / str(shards), shards)
+        assert model.lou.client is relation.client
         alias, *others = model.tables
         model.step({alias: kind(0.1)}, RowGradients({alias: np.ones(model.rows(alias))}))
         thetas = model.parameters()

@@ -113,16 +113,19 @@ class Turn(NoisyUpdate):
 
     def take(self, part: TableParameters, sums: Array, total: Array) -> Facts:
         """The ridge solve, with T^T Y and the sum of Y over all rows."""
-        ridge = ridge_of(part)
-        ridge.turn(part.theta, ridge.centred(sums, total) if ridge.is_centred else sums, self.l2, self.curvature)
+        self._solve(part, sums, total)
         return self.facts(part)
 
     def at_party(self, part: TableParameters, rows: HeldRows) -> Facts:
-        """The same, after a check of what was sent."""
+        """The same, after a check of what was sent: noise is charged when the gradient is computed."""
         ridge_of(part)
         _check_fit(part, rows, self.curvature)
-        super().at_party(part, rows)
+        self._solve(part, *rows.gradient(part))
         return self.facts(part, self.known)
+
+    def _solve(self, part: TableParameters, sums: Array, total: Array) -> None:
+        ridge = ridge_of(part)
+        ridge.turn(part.theta, ridge.centred(sums, total) if ridge.is_centred else sums, self.l2, self.curvature)
 
     def facts(self, part: TableParameters, known: int = 0) -> Facts:
         """What is returned beside T p."""
