@@ -22,6 +22,7 @@ from tablepuppet.party.bounded import Bounded, Owned
 from tablepuppet.party.kept import Shelf
 from tablepuppet.party.ledger import Budget, Ledger
 from tablepuppet.party.local_table import Charge, LocalTable, RelationRows
+from tablepuppet.party.ops import find_op
 from tablepuppet.party.release_log import Unlogged
 from tablepuppet.prep.encode.encode import EncodedShard
 from tablepuppet.prep.encode.encoded_table import EncodedTable, SealedTable
@@ -86,7 +87,7 @@ def steps(table: LocalTable, number: int = 3, **changed: Any) -> dict[str, Any]:
         "l2": 0.0,
         "noise": NOISE,
     }
-    return noisy_steps.descend(table, "v", "e", "m", **(given | changed))
+    return find_op("steps.descend").function(table, view="v", encoding="e", model="m", **(given | changed))
 
 
 @MODELS

@@ -65,16 +65,16 @@ class PooledSteps:
         self.conditioned: Conditioned | None = None
         self.penalty, self.centre = 0.0, np.zeros(1)
 
-    def exchange(
-        self, batch: Batch | None, wanted: Array | None, following: Batch | None, lr: float
+    def __call__(
+        self, done: Batch | None, gradients: Mapping[str, Floats], following: Batch | None, lr: float
     ) -> dict[str, Floats]:
-        """Take the step that ``batch`` asks for; the predictions for the ``following`` batch."""
+        """Take the steps of the batch that is ``done``; the predictions for the ``following`` one."""
         predictions: dict[str, Floats] = {}
         for alias, part in self.parts.items():
             table = self.data[alias]
-            if batch is not None and wanted is not None:
-                rows = table.rows(batch.places[alias])
-                gradient = part.model.gradient(part.theta, rows, batch.scatter(alias, wanted))
+            if done is not None:
+                rows = table.rows(done.places[alias])
+                gradient = part.model.gradient(part.theta, rows, gradients[alias])
                 part.descend(gradient, lr, self.momentum, self.l2)
             if following is not None:
                 predictions[alias] = part.model.predict(part.theta, table.rows(following.places[alias]))

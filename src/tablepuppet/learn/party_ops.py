@@ -9,13 +9,14 @@ from __future__ import annotations
 from importlib import import_module
 from pathlib import Path
 
-MARK = "\n@op("
+MARKS = "\n@op(", "\n@step("
 
 
 def op_modules() -> list[str]:
     """The names of modules that register an op."""
     root = Path(__file__).parents[1]
-    found = [path.relative_to(root.parent) for path in root.rglob("*.py") if MARK in path.read_text(encoding="utf-8")]
+    texts = {path: path.read_text(encoding="utf-8") for path in root.rglob("*.py")}
+    found = [path.relative_to(root.parent) for path, text in texts.items() if any(mark in text for mark in MARKS)]
     return sorted(".".join(path.with_suffix("").parts) for path in found)
 
 

@@ -11,9 +11,9 @@ from typing import Any, Protocol
 from tablepuppet.learn.learners.validation import Validation
 from tablepuppet.learn.loss.joined_loss import JoinedLoss
 from tablepuppet.learn.loss.units import label_deviation
+from tablepuppet.learn.noise.plan import StepNoise
 from tablepuppet.learn.noise.predictions import believed
 from tablepuppet.learn.private.feature_promise import FeaturePromise
-from tablepuppet.learn.private.sampled_model import SampledModel
 from tablepuppet.learn.private.usefulness import (
     LITTLE,
     TableSize,
@@ -26,6 +26,7 @@ from tablepuppet.learn.private.usefulness import (
     prediction_noise_ratio,
     searched_directions,
 )
+from tablepuppet.learn.tables.federated import FederatedModel
 from tablepuppet.prep.encode.encode import Encoding
 from tablepuppet.privacy.settings import Privacy
 from tablepuppet.relation import Relation
@@ -103,9 +104,9 @@ def left_by_noise(learner: NoisyLearner, loss: JoinedLoss, constant: float, gain
     noise = None if promise is None else prediction_noise_ratio(promise)
     if promise is None or noise is None:
         return gained
-    if not isinstance(learner._model, SampledModel):
-        return gained * believed(1.0, noise**2)
     model = learner._model
+    if not (isinstance(model, FederatedModel) and isinstance(model.noise, StepNoise)):
+        return gained * believed(1.0, noise**2)
     square = len(model.tables) * (model.noise.clip * noise * model.unit) ** 2
     without = gained + 0.5 * loss.most_curvature * square / constant
     return min(max(without, 0.0), 1.0) * believed(1.0, model.noise_ratio)

@@ -35,7 +35,8 @@ from tablepuppet.learn.linear.ridge import (
     without_mean,
 )
 from tablepuppet.learn.tables.linear import Linear
-from tablepuppet.learn.tables.over_shards import Facts, RowGradients, ShardSums, Update
+from tablepuppet.learn.tables.over_shards import RowGradients, ShardSums, Updates
+from tablepuppet.learn.tables.steps import Facts
 from tablepuppet.mapping.table_mapping import Floats, ShardRows
 from tablepuppet.operators.lou import LearningOverUnion
 from tablepuppet.party.allowance import check_memory
@@ -182,20 +183,22 @@ class Consensus(ShardSums):
     def start(self) -> None:
         """Nothing to wait for: the first preconditioner follows from the encoding."""
 
-    def step(self, update: Update, rows: RowGradients | None) -> dict[str, Facts]:
-        """Take an update; one that asks for a direction is what shards agree on in some inner rounds."""
-        if rows is None or not isinstance(update, Turn):
-            return super().step(update, rows)
+    def step(self, updates: Updates, rows: RowGradients | None) -> dict[str, Facts]:
+        """Take updates; those that ask for a direction are what shards agree on in some inner rounds."""
+        turns = {alias: each for alias, each in updates.items() if isinstance(each, Turn) and alias in self.parts}
+        if rows is None or not turns:
+            return super().step(updates, rows)
         self.disagreement = 0.0
-        for number in range(self.inner.rounds if self.parts else 0):
-            self.disagreement = self._round(None if number else rows.values, update.curvature)
-        for alias, part in self.parts.items():
+        for number in range(self.inner.rounds):
+            self.disagreement = self._round(None if number else rows.values, turns)
+        for alias in turns:
+            part = self.parts[alias]
             ridge_of(part).direction = without_mean(self.agreed[alias].reshape(part.theta.shape) - part.theta)
-        return {alias: update.facts(part, known=0) for alias, part in self.parts.items()}
+        return {alias: turn.facts(self.parts[alias]) for alias, turn in turns.items()}
 
-    def _round(self, rows: Mapping[str, Floats] | None, curvature: Curvature) -> float:
+    def _round(self, rows: Mapping[str, Floats] | None, turns: Mapping[str, Turn]) -> float:
         """One inner round of every table; if ``rows`` are given, they begin a new problem."""
-        problems = {alias: self._problem(alias, curvature) for alias in self.parts}
+        problems = {alias: self._problem(alias, turn.curvature) for alias, turn in turns.items()}
         replies = self.lou.ask(
             "ridge.consensus", problems, rows, problems, self._as_before,
             lambda alias: self._bounds(alias, problems[alias], None if rows is None else rows[alias]), **self.common,

@@ -122,7 +122,7 @@ class LinearModel(FederatedModel):
         self.centre = np.zeros(rows.outputs)  # mean over joined rows that was subtracted from X p
         self.rounding = 0.0  # of X p: the root mean square of its rounding error, about
         self.lost, self._steps = LostParties(self), 0
-        self._bounds: dict[str, float] = {}  # by table with one shard: what its last noisy X p was cut to
+        self._bounds: dict[str, float] = {}  # by table: what its last noisy X p was cut to
         arguments = {a: {} if noise is None else {"noise": noise.of_gram(self.rows(a))} for a in self.alone}
         self.lou.ask(
             "ridge.start", self.alone, by_alias=arguments, spec=self.spec, joined_rows=len(client.rows), l2=l2,
@@ -175,9 +175,10 @@ class LinearModel(FederatedModel):
         if noise is not None:
             noise.steps += 1
             noise.images += 1
-        turn = Turn(self.l2, curvature, max(self._steps - 1, 0), centred=noise is None)
         instead = self.lost.instead if noise is None else None
-        found = self.step(turn, RowGradients(rows), instead, by_table=self._noise_of_steps())
+        known = max(self._steps - 1, 0)
+        turns = {alias: Turn(self.l2, curvature, known, **self._noise_of_steps(alias)) for alias in self.tables}
+        found = self.step(turns, RowGradients(rows), instead)
         self.lost.learn(found, self._steps)
         self.left = sum(float(left) for left in found.listed("left"))
         self.centre = np.zeros(self.outputs) + sum(found.listed("centre"))
@@ -186,7 +187,7 @@ class LinearModel(FederatedModel):
             magnitude = sum(float(each) for each in found.listed("magnitude"))
             self.rounding = rounding_of(self.lou.wire) * sent + rounding_of("float64") * magnitude
         else:  # and nobody is lost, as nothing stands in for noisy directions
-            self._bounds = {alias: float(facts["bound"]) for alias, facts in found.facts.items() if "bound" in facts}
+            self._bounds = {alias: float(facts["bound"]) for alias, facts in found.facts.items()}
         self.loj.gather(found.predictions, into)
         return self.lost.total(self._steps)
 
@@ -198,17 +199,16 @@ class LinearModel(FederatedModel):
         self.lost.ask_missed()
         return asked
 
-    def _noise_of_steps(self) -> dict[str, dict[str, Any]]:
-        """By table: the arguments for noise on what its party computes."""
+    def _noise_of_steps(self, alias: str) -> dict[str, Any]:
+        """The noise of a table's update."""
         noise = self.noise
         if noise is None:
             return {}
-        added = {} if noise.image is None else {"prediction_noise": noise.of_predictions(None)}
-        return {alias: {"noise": noise.of_sums(self.rows(alias)), **added} for alias in self.tables}
+        return {"noise": noise.of_sums(self.rows(alias)), "prediction_noise": noise.of_predictions(None)}
 
     def advance(self, mix: Array, memory: int) -> None:
         """Take the step ``mix``, a combination of the new direction and earlier steps; keep ``memory`` steps."""
-        self.tell(Advance(mix, memory), self.lost.still)
+        self.tell({alias: Advance(mix, memory) for alias in self.tables if alias not in self.lost.still})
         self.lost.advance(mix)
         self._steps = min(len(mix), memory)
 
@@ -223,8 +223,6 @@ class LinearModel(FederatedModel):
             return None
         multiplier = self.noise.image
         found = {alias: multiplier * bound for alias, bound in self._bounds.items()}
-        for alias, part in self.shared.items():
-            found[alias] = multiplier * LARGE * ridge_of(part).size(ridge_of(part).direction)
         size = sum(deviation**2 for deviation in found.values()) / self.noise_ratio
         loss.evaluate()
         loss.write_gradient()

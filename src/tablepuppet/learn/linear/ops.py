@@ -37,25 +37,20 @@ from tablepuppet.learn.linear.ridge import (
     wide_ridge_parameters,
 )
 from tablepuppet.learn.linear.wide_gram import WIDE, wide_gram
-from tablepuppet.learn.tables.linear import Linear, LinearRows
-from tablepuppet.learn.tables.noisy import noisy_gradient, noisy_predictions
-from tablepuppet.learn.tables.ops import on_wire
-from tablepuppet.learn.tables.over_shards import NOTHING, Facts
+from tablepuppet.learn.tables.linear import Linear
 from tablepuppet.learn.tables.parameters import (
     TableParameters,
     hold_parameters,
     noisy_parameters,
-    parameters_of,
-    unchanged_if_refused,
 )
-from tablepuppet.party.added_noise import GramNoise, PredictionNoise, SumNoise
+from tablepuppet.learn.tables.steps import Facts, HeldRows, NoisyUpdate, Update, by_itself, by_rows_with_noise, step
+from tablepuppet.party.added_noise import GramNoise
 from tablepuppet.party.arguments import List, NotNegative, Positive, SomeOrNone
 from tablepuppet.party.local_table import LocalTable
 from tablepuppet.party.ops import Values, op
 from tablepuppet.party.release import Release
 from tablepuppet.party.returns import PER_OUTPUT, ROW_OUTPUTS, SQUARE, Numbers, Products
-from tablepuppet.prep.encode.encode import encoded, encoded_for_noise, sealed
-from tablepuppet.prep.encode.encoded_table import SealedTable
+from tablepuppet.prep.encode.encode import encoded, encoded_for_noise
 
 Array = NDArray[np.float64]
 
@@ -88,50 +83,9 @@ def start(
     return {}
 
 
-@dataclass(frozen=True)
-class Turn:
-    """Ask for a new direction p: T p, the inner products of p with stored steps and parameters, and what p is worth.
-
-    Inner products of the ``known`` oldest steps with each other are left out by a party, which has returned them
-    before. Without noise, columns are ``centred``, and ``centre`` is the mean of T p that was subtracted.
-    """
-
-    l2: float
-    curvature: Curvature
-    known: int = 0
-    centred: bool = True
-    op = "ridge.direction"
-
-    @property
-    def arguments(self) -> dict[str, Any]:
-        """As `direction` takes them."""
-        return {"l2": self.l2, "curvature": self.curvature, "known": self.known}
-
-    def take(self, part: TableParameters, sums: Array, total: Array) -> Facts:
-        """At a table's parameters, with T^T Y and the sum of Y over all rows."""
-        self.turn(part, sums, total)
-        return self.facts(part, known=0)
-
-    def turn(self, part: TableParameters, sums: Array, total: Array) -> Array:
-        """The ridge solve."""
-        ridge = ridge_of(part)
-        return ridge.turn(part.theta, ridge.centred(sums, total) if self.centred else sums, self.l2, self.curvature)
-
-    def facts(self, part: TableParameters, known: int) -> dict[str, Any]:
-        """What is returned beside T p."""
-        ridge = ridge_of(part)
-        centre = ridge.centre(ridge.direction) if self.centred else np.zeros(1)
-        facts = {"left": ridge.left, "magnitude": ridge.magnitude(ridge.direction), "centre": centre}
-        return {"products": ridge.products(part.theta, known), **facts}
-
-    def shown(self, part: TableParameters) -> dict[str, Any]:
-        """T p."""
-        ridge = ridge_of(part)
-        return {"theta": ridge.direction} | ({"centre": ridge.centre(ridge.direction)} if self.centred else {})
-
-
-@op(
+@step(
     "ridge.direction",
+    by_rows_with_noise,
     asked="linear `lbfgs`, `admm`",
     releases=Release.PREDICTIONS,
     private=("noise", "prediction_noise"),
@@ -144,78 +98,76 @@ class Turn:
         "centre": Numbers((PER_OUTPUT,)),
     },
 )
-def direction(
-    table: LocalTable, view: str, encoding: str, model: str, rows: Array, l2: NotNegative, curvature: Curvature,
-    noise: SumNoise | None = None, prediction_noise: PredictionNoise | None = None, exact: bool = False,
-    known: SomeOrNone = 0,
-) -> Values:  # fmt: skip
-    """`Turn` at a table with one shard, and the bound of noisy T p.
+@dataclass(frozen=True)
+class Turn(NoisyUpdate):
+    """Ask for a new direction p: T p, the inner products of p with stored steps and parameters, and what p is worth.
 
-    ``noise`` is for the gradient; T p has noise only if ``prediction_noise`` is given too. If it is ``exact``, it is
-    not rounded.
+    A party leaves out inner products of the ``known`` oldest steps with each other, which it has returned before.
+    Columns are centred unless there is noise, and ``centre`` is the mean of T p that was subtracted; with noise,
+    ``bound`` is what T p is cut to.
     """
-    if noise is None:
-        part, data = parameters_of(table, model), sealed(table, view, encoding)
-    else:
-        part, data = noisy_parameters(table, model), encoded_for_noise(table, view, encoding)
-    ridge, update = ridge_of(part), Turn(l2, curvature, known, centred=noise is None)
-    _check_fit(part, rows, curvature, data)
-    with unchanged_if_refused(part):
-        if noise is None:
-            wide = rows.astype(np.float64, copy=False)
-            update.turn(part, data.open().transposed_times(wide), wide.sum(axis=0))
-        else:
-            update.turn(part, noisy_gradient(table, data, LinearRows(), part.theta, rows, noise), NOTHING)
-        facts, bound = update.facts(part, known), 0.0
-        if noise is None or prediction_noise is None:
-            with table.for_reply():
-                found = data.open().times(ridge.direction)
-            if noise is None:
-                found -= facts["centre"] if found.ndim == 2 else facts["centre"][0]
-            predictions = on_wire(found, table.wire, exact=exact)
-        else:
-            bound = ridge.bound(ridge.direction)
-            predictions = noisy_predictions(
-                table, data, LinearRows(), ridge.direction, bound, prediction_noise.multiplier
-            )
-        return {"outputs": predictions, "bound": bound, **facts}
+
+    l2: NotNegative
+    curvature: Curvature
+    known: SomeOrNone = 0
+
+    def take(self, part: TableParameters, sums: Array, total: Array) -> Facts:
+        """The ridge solve, with T^T Y and the sum of Y over all rows."""
+        self._solve(part, sums, total)
+        return self.facts(part)
+
+    def at_party(self, part: TableParameters, rows: HeldRows) -> Facts:
+        """The same, after a check of what was sent: noise is charged when the gradient is computed."""
+        ridge_of(part)
+        _check_fit(part, rows, self.curvature)
+        self._solve(part, *rows.gradient(part))
+        return self.facts(part, self.known)
+
+    def _solve(self, part: TableParameters, sums: Array, total: Array) -> None:
+        ridge = ridge_of(part)
+        ridge.turn(part.theta, ridge.centred(sums, total) if ridge.is_centred else sums, self.l2, self.curvature)
+
+    def facts(self, part: TableParameters, known: int = 0) -> Facts:
+        """What is returned beside T p."""
+        ridge = ridge_of(part)
+        p = ridge.direction
+        return {
+            "products": ridge.products(part.theta, known),
+            "left": ridge.left,
+            "magnitude": ridge.magnitude(p),
+            "centre": ridge.centre(p) if ridge.is_centred else np.zeros(1),
+            "bound": 0.0 if ridge.is_centred else ridge.bound(p),
+        }
+
+    def shown(self, part: TableParameters) -> dict[str, Any]:
+        """T p."""
+        ridge = ridge_of(part)
+        return {"theta": ridge.direction} | ({"centre": ridge.centre(ridge.direction)} if ridge.is_centred else {})
 
 
-def _check_fit(part: TableParameters, rows: Array, curvature: Curvature, data: SealedTable) -> None:
-    """PartyError unless all arguments have the same width and number of outputs."""
-    outputs = part.theta.shape[1:]
+def _check_fit(part: TableParameters, rows: HeldRows, curvature: Curvature) -> None:
+    """PartyError unless all that was sent has the same width and number of outputs."""
+    outputs, data, values = part.theta.shape[1:], rows.data, rows.values
     square = np.shape(curvature) in ((), (math.prod(outputs),) * 2)
-    if len(part.theta) != data.width or rows.shape != (data.rows, *outputs) or not square:
+    if len(part.theta) != data.width or values is None or values.shape != (data.rows, *outputs) or not square:
         raise PartyError("rows, curvature and parameters do not fit each other")
 
 
+@step("ridge.advance", by_itself, asked="linear `lbfgs`, `admm`", releases=Release.COUNTS, returns={})
 @dataclass(frozen=True)
-class Advance:
-    """Take the step ``mix``, a combination of the direction and earlier steps; keep ``memory`` steps."""
+class Advance(Update):
+    """Take the step ``mix``, a combination of the direction and earlier steps; keep ``memory`` steps.
 
-    mix: Array
-    memory: int
-    op = "ridge.advance"
+    The coordinator computes the scores itself.
+    """
 
-    @property
-    def arguments(self) -> dict[str, Any]:
-        """As `advance` takes them."""
-        return {"mix": self.mix, "memory": self.memory}
+    mix: List
+    memory: SomeOrNone
 
     def take(self, part: TableParameters, sums: Array, total: Array) -> Facts:
         """At a table's parameters."""
         part.theta = ridge_of(part).advance(part.theta, self.mix, self.memory)
         return {}
-
-    def shown(self, part: TableParameters) -> dict[str, Any]:
-        """No predictions: the coordinator computes the scores itself."""
-        return {}
-
-
-@op("ridge.advance", asked="linear `lbfgs`, `admm`", releases=Release.COUNTS, returns={})
-def advance(table: LocalTable, view: str, model: str, mix: List, memory: SomeOrNone) -> Values:
-    """`Advance` at a table with one shard."""
-    return dict(Advance(mix, memory).take(parameters_of(table, model), NOTHING, NOTHING))
 
 
 @op(

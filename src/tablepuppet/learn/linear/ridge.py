@@ -152,6 +152,11 @@ class Ridge:
         return sums - np.multiply.outer(self._centres, total).reshape(sums.shape)
 
     @property
+    def is_centred(self) -> bool:
+        """Whether the means of columns are known; with noise they are not."""
+        return self.means is not None
+
+    @property
     def _centres(self) -> Array:
         if self.means is None:
             raise PartyError("this model was started by another solver; fit it again")

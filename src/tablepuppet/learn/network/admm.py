@@ -33,8 +33,9 @@ from tablepuppet.learn.solve.admm import RESIDUAL, SharingResidual, auto_rho
 from tablepuppet.learn.solve.plateau import Plateau
 from tablepuppet.learn.tables.federated import FederatedModel
 from tablepuppet.learn.tables.network import Network, NetworkTable, need_torch
-from tablepuppet.learn.tables.over_shards import NOTHING, Facts, RowGradients, Update
-from tablepuppet.learn.tables.parameters import TableParameters, parameters_of
+from tablepuppet.learn.tables.over_shards import RowGradients, Updates
+from tablepuppet.learn.tables.parameters import TableParameters
+from tablepuppet.learn.tables.steps import NOTHING, Facts, HeldRows, Update, by_rows, step
 from tablepuppet.learn.threads import one_thread
 from tablepuppet.mapping.joined_rows import Block
 from tablepuppet.mapping.table_mapping import ShardRows
@@ -43,7 +44,7 @@ from tablepuppet.party.local_table import LocalTable
 from tablepuppet.party.ops import Values, op
 from tablepuppet.party.release import Release
 from tablepuppet.party.returns import ROW_OUTPUTS, SQUARE, THETA
-from tablepuppet.prep.encode.encode import encoded, sealed
+from tablepuppet.prep.encode.encode import sealed
 from tablepuppet.prep.encode.encoded_table import EncodedTable
 
 Array = NDArray[np.float64]
@@ -64,20 +65,11 @@ class Share:
     before: Array  # f(theta^t)
 
     @classmethod
-    def of(
-        cls,
-        table: LocalTable,
-        view: str,
-        encoding: str,
-        network: NetworkTable,
-        theta: Array,
-        rows: Array,
-        proximal: float,
-    ) -> Share:
+    def of(cls, held: HeldRows, network: NetworkTable, theta: Array, proximal: float) -> Share:
         """The function at theta^t; ``proximal`` is rho / N."""
-        data = encoded(table, view, encoding)
-        weights = table.view(view).counts.astype(np.float64) * proximal
-        wide = rows.astype(np.float64)
+        assert held.values is not None, "Y is an argument of both ops"
+        data, wide = held.data.open(), held.values.astype(np.float64)
+        weights = held.table.view(held.view).counts.astype(np.float64) * proximal
         return cls(network, data, weights if wide.ndim == 1 else weights[:, None], wide, network.predict(theta, data))
 
     def minimise(self, begin: Array, centre: Array | float, weight: float, steps: int) -> Array:
@@ -104,22 +96,34 @@ class Share:
         return np.asarray(found.x, np.float64)
 
 
-@op(
+@step(
     "proximal.solve",
+    by_rows,
     asked="networks by `admm`",
     releases=Release.PREDICTIONS,
     returns={"outputs": ROW_OUTPUTS, "square": SQUARE},
 )
-def solve(
-    table: LocalTable, view: str, encoding: str, model: str, rows: Array, proximal: float, l2: float, steps: Some
-) -> Values:
-    """The theta-update at a table with one shard (Eq. 16); return the new predictions and |theta|^2."""
-    part = parameters_of(table, model)
-    network = network_of(part)
-    share = Share.of(table, view, encoding, network, part.theta, rows, proximal)
-    part.theta = share.minimise(part.theta, 0.0, l2, steps)
-    predictions = network.predict(part.theta, share.data).astype(table.wire)
-    return {"outputs": predictions, "square": part.square}
+@dataclass(frozen=True)
+class ThetaUpdate(Update):
+    """The theta-update of a table (Eq. 16); its party minimises by descent, shards by consensus (`Agreement`)."""
+
+    proximal: float  # rho / N
+    l2: float
+    steps: Some  # of the local optimiser
+
+    def at_party(self, part: TableParameters, rows: HeldRows) -> Facts:
+        """Minimise over the rows of the table."""
+        share = Share.of(rows, network_of(part), part.theta, self.proximal)
+        return self.take(part, share.minimise(part.theta, 0.0, self.l2, self.steps), NOTHING)
+
+    def take(self, part: TableParameters, sums: Array, total: Array) -> Facts:
+        """The new parameters are those found at the party, or what shards agree on."""
+        part.theta = sums
+        return {"square": part.square}
+
+    def shown(self, part: TableParameters) -> dict[str, Any]:
+        """Predictions with the new parameters."""
+        return {"theta": part.theta}
 
 
 def network_of(part: TableParameters) -> NetworkTable:
@@ -154,7 +158,7 @@ def consensus(
     kept: Any = table.state.get(name)
     if rows is not None:
         network = NetworkTable.over(sealed(table, view, encoding).width, spec.hidden, spec.outputs)
-        share = Share.of(table, view, encoding, network, theta, rows, proximal)
+        share = Share.of(HeldRows(table, view, sealed(table, view, encoding), rows), network, theta, proximal)
         own, dual = (theta, np.zeros_like(theta)) if kept is None else (kept.theta, kept.dual)
         table.state[name] = kept = ConsensusState(share, own, dual)
     if not isinstance(kept, ConsensusState):
@@ -173,61 +177,31 @@ class InnerSettings:
     rho: float | str  # of consensus
 
 
-@dataclass(frozen=True)
-class ThetaUpdate:
-    """The theta-update of a table (Eq. 16); its party minimises by descent, shards by consensus (`Agreement`)."""
-
-    rho: float
-    joined_rows: int
-    l2: float
-    steps: int  # of the local optimiser
-    op = "proximal.solve"
-
-    @property
-    def proximal(self) -> float:
-        """The weight of the proximal term."""
-        return self.rho / self.joined_rows
-
-    @property
-    def arguments(self) -> dict[str, Any]:
-        """As `solve` takes them."""
-        return {"proximal": self.proximal, "l2": self.l2, "steps": self.steps}
-
-    def take(self, part: TableParameters, sums: Array, total: Array) -> Facts:
-        """The agreed parameters are the sum of what shards propose."""
-        part.theta = sums
-        return {"square": part.square}
-
-    def shown(self, part: TableParameters) -> dict[str, Any]:
-        """Predictions with the new parameters."""
-        return {"theta": part.theta}
-
-
 class Agreement:
     """Consensus among the shards of each table (Eq. 20): how the coordinator takes a `ThetaUpdate`."""
 
-    def __init__(self, model: FederatedModel, inner: InnerSettings):
+    def __init__(self, model: FederatedModel, inner: InnerSettings, rho: float):
         self.model, self.inner, self.lou, self.parts = model, inner, model.lou, dict(model.shared)
+        self.proximal, auto = rho / len(model.loj.rows), AUTO_INNER_RHO * rho + L2_SHARE * model.l2
+        self.weight = auto if isinstance(inner.rho, str) else inner.rho
         self._sums: dict[tuple[str, str], Array] = {}  # by alias and party: what shards answered last
 
-    def step(self, update: Update, rows: RowGradients | None) -> dict[str, Facts]:
+    def step(self, updates: Updates, rows: RowGradients | None) -> dict[str, Facts]:
         """Inner rounds in which shards agree; the first begins a new problem."""
-        assert isinstance(update, ThetaUpdate), "the only one of this solver"
         assert rows is not None, "a problem begins with the residual"
-        auto = AUTO_INNER_RHO * update.rho + L2_SHARE * update.l2
-        weight = auto if isinstance(self.inner.rho, str) else self.inner.rho
         facts: dict[str, Facts] = {}
         for number in range(self.inner.rounds if self.parts else 0):
             replies = self.lou.ask(
                 "proximal.consensus", self.parts, None if number else rows.values, self.model.sent_shared(),
-                self._own_before, self._bounds, inner_rho=weight, proximal=update.proximal, steps=update.steps,
+                self._own_before, self._bounds, inner_rho=self.weight, proximal=self.proximal, steps=self.inner.steps,
                 **self.model.at_party,
             ).read()  # fmt: skip
             for alias, part in self.parts.items():
                 shards = zip(self.lou.client.shards(alias), replies[alias], strict=True)
                 self._sums |= {(alias, shard.party): reply["sum"] for shard, reply in shards}
-                whole = update.l2 + weight * self.lou.shards(alias)
-                facts[alias] = update.take(part, weight * self.lou.add(replies[alias], "sum") / whole, NOTHING)
+                whole = self.model.l2 + self.weight * self.lou.shards(alias)
+                agreed = self.weight * self.lou.add(replies[alias], "sum") / whole
+                facts[alias] = updates[alias].take(part, agreed, NOTHING)
         return facts
 
     def _bounds(self, alias: str) -> dict[str, float]:
@@ -252,15 +226,15 @@ def descend_by_sharing(
     loss.evaluate()
     rule = SharingResidual(loss, len(model.tables), auto_rho(loss, rho, AUTO_RHO))
     rule.begin()
-    model.over = Agreement(model, inner)
+    model.over = Agreement(model, inner, rule.rho)
     squares: dict[str, float] = {}  # |theta|^2 by table, also of those that are lost
     last, flat_rounds, converged, plateau = np.inf, 0, False, Plateau(tol, loss.constant_value() / loss.rows.joined)
     for number in range(1, rounds + 1):
         total = loss.rows.total(_residual_sum)
         intercept = intercept - total / rule.rho
-        update = ThetaUpdate(rule.rho, len(loss.rows), model.l2, inner.steps)
+        update = ThetaUpdate(rule.rho / len(loss.rows), model.l2, inner.steps)
         rows = RowGradients(model.loj.scatter(RESIDUAL, model.tables))
-        found = model.step(update, rows, model.instead(model.lou.client))
+        found = model.step(dict.fromkeys(model.tables, update), rows, model.instead(model.lou.client))
         model.set_scores(found.predictions, intercept)
         squares |= {alias: float(facts["square"]) for alias, facts in found.facts.items()}
         rule.update()

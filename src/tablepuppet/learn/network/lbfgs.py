@@ -23,14 +23,12 @@ from tablepuppet.learn.solve.allowance import RULE
 from tablepuppet.learn.solve.plateau import Plateau
 from tablepuppet.learn.solve.schedule import MOST_OF_A_ROUND
 from tablepuppet.learn.tables.federated import FederatedModel
-from tablepuppet.learn.tables.over_shards import NOTHING, Facts, RowGradients
-from tablepuppet.learn.tables.parameters import TableParameters, parameters_of
+from tablepuppet.learn.tables.over_shards import RowGradients
+from tablepuppet.learn.tables.parameters import TableParameters
+from tablepuppet.learn.tables.steps import Facts, Update, by_rows, for_predictions, step
 from tablepuppet.party.arguments import List, SomeOrNone
-from tablepuppet.party.local_table import LocalTable
-from tablepuppet.party.ops import Values, op
 from tablepuppet.party.release import Release
 from tablepuppet.party.returns import PRODUCTS, ROW_OUTPUTS
-from tablepuppet.prep.encode.encode import encoded
 
 Array = NDArray[np.float64]
 MEMORY = 30
@@ -65,18 +63,15 @@ class Pairs:
         return np.asarray(self.base + mix @ np.stack([*self.steps, *self.changes, self.gradient])[-len(mix) :])
 
 
+@step(
+    "lbfgs.turn", by_rows, asked="networks by `lbfgs`", releases=Release.GRADIENT_SUMS, returns={"products": PRODUCTS}
+)
 @dataclass(frozen=True)
-class Turn:
+class Turn(Update):
     """Store the gradient at the parameters; return only its inner products with the stored vectors."""
 
     l2: float
-    memory: int
-    op = "lbfgs.turn"
-
-    @property
-    def arguments(self) -> dict[str, Any]:
-        """As `turn` takes them."""
-        return {"l2": self.l2, "memory": self.memory}
+    memory: SomeOrNone
 
     def take(self, part: TableParameters, sums: Array, total: Array) -> Facts:
         """At a table's parameters, with the gradient of the loss by them."""
@@ -84,30 +79,19 @@ class Turn:
             part.memory = Pairs(part.theta)
         return {"products": part.remembered(Pairs).turn(part.theta, sums + self.l2 * part.theta, self.memory)}
 
-    def shown(self, part: TableParameters) -> dict[str, Any]:
-        """No predictions."""
-        return {}
 
-
-@op("lbfgs.turn", asked="networks by `lbfgs`", releases=Release.GRADIENT_SUMS, returns={"products": PRODUCTS})
-def turn(table: LocalTable, view: str, encoding: str, model: str, rows: Array, l2: float, memory: SomeOrNone) -> Values:
-    """`Turn` at a table with one shard."""
-    part = parameters_of(table, model)
-    gradient = part.model.gradient(part.theta, encoded(table, view, encoding), rows.astype(np.float64))
-    return dict(Turn(l2, memory).take(part, gradient, NOTHING))
-
-
+@step(
+    "lbfgs.move",
+    for_predictions,
+    asked="networks by `lbfgs`",
+    releases=Release.PREDICTIONS,
+    returns={"outputs": ROW_OUTPUTS},
+)
 @dataclass(frozen=True)
-class Move:
+class Move(Update):
     """Set theta to the base plus a combination of stored vectors; return the predictions there."""
 
-    mix: Array
-    op = "lbfgs.move"
-
-    @property
-    def arguments(self) -> dict[str, Any]:
-        """As `move` takes them."""
-        return {"mix": self.mix}
+    mix: List
 
     def take(self, part: TableParameters, sums: Array, total: Array) -> Facts:
         """At a table's parameters."""
@@ -117,14 +101,6 @@ class Move:
     def shown(self, part: TableParameters) -> dict[str, Any]:
         """Predictions with the new parameters."""
         return {"theta": part.theta}
-
-
-@op("lbfgs.move", asked="networks by `lbfgs`", releases=Release.PREDICTIONS, returns={"outputs": ROW_OUTPUTS})
-def move(table: LocalTable, view: str, encoding: str, model: str, mix: List) -> Values:
-    """`Move` at a table with one shard."""
-    part = parameters_of(table, model)
-    Move(mix).take(part, NOTHING, NOTHING)
-    return {"outputs": part.model.predict(part.theta, encoded(table, view, encoding)).astype(table.wire)}
 
 
 class FullBatch:
@@ -149,7 +125,7 @@ class FullBatch:
         rows = RowGradients(model.loj.scatter(GRADIENT, model.tables))
         self.asked += 1
         memory = 1 if self.changed else MEMORY
-        found = model.step(Turn(model.l2, memory), rows, lambda *_: {})
+        found = model.step(dict.fromkeys(model.tables, Turn(model.l2, memory)), rows, lambda *_: {})
         own = self._pairs.turn(self.intercept, total, memory)
         self._still = found.still
         self.changed, self._changes = self._changes != model.lou.client.outbox.changes, model.lou.client.outbox.changes
@@ -168,7 +144,8 @@ class FullBatch:
         model = self.model
         self.asked += 1
         self.intercept = self._pairs.moved(mix)
-        found = model.step(Move(mix), None, model.instead(model.lou.client), without=self._still)
+        moves = {alias: Move(mix) for alias in model.tables if alias not in self._still}
+        found = model.step(moves, None, model.instead(model.lou.client))
         self._squares |= {alias: _square(each, mix) for alias, each in self._products.items()}
         model.set_scores(found.predictions, self.intercept)
         return loss.evaluate()

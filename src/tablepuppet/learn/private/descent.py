@@ -9,7 +9,8 @@ problem (admm.py), whose proximal weight is rho / N. ``proximal`` is the weight 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import numpy as np
@@ -17,14 +18,18 @@ from numpy.typing import NDArray
 
 from tablepuppet.learn.loss.joined_loss import GRADIENT, JoinedLoss
 from tablepuppet.learn.loss.units import in_units, out_of_units
+from tablepuppet.learn.noise.plan import StepNoise
+from tablepuppet.learn.noise.predictions import believed, left_in_mean
 from tablepuppet.learn.private.feature_promise import StepPromise
-from tablepuppet.learn.private.sampled_model import Pace, SampledModel
+from tablepuppet.learn.private.steps import NoisyRound, NoisySums
 from tablepuppet.learn.rounds import Round
 from tablepuppet.learn.settings import Auto
 from tablepuppet.learn.solve.admm import RESIDUAL, SharingResidual, auto_rho
 from tablepuppet.learn.solve.solvers import ADMM, Stepping
 from tablepuppet.learn.specs import Spec
+from tablepuppet.learn.tables.federated import FederatedModel
 from tablepuppet.learn.tables.linear import Linear
+from tablepuppet.learn.tables.over_shards import RowGradients
 from tablepuppet.mapping.joined_rows import SCORES, Block, JoinedRows
 from tablepuppet.relation import Relation
 
@@ -32,9 +37,22 @@ Array = NDArray[np.float64]
 PRIVATE_SOLVER: Literal["sgd", "admm"] = "sgd"  # of networks
 FASTEST = 0.5  # the learning rate of networks with momentum 0.9
 WALK, LINEAR_WALK = 8.0, 0.4  # how far noise alone may move parameters: with more noise, steps are shorter
-Watch = Callable[[SampledModel], Callable[[Round], bool]]  # from a model to the function that gets its rounds
+Watch = Callable[[FederatedModel], Callable[[Round], bool]]  # from a model to the function that gets its rounds
 PREDICTIONS = "predictions"  # a column: the sum over tables, without the intercept
 AUTO_RHO = 1.5  # times the mean curvature of the loss at the start
+
+
+@dataclass(frozen=True)
+class Pace:
+    """The learning rates of one round."""
+
+    rates: Mapping[str, Array]  # by table, the learning rate of each step
+    momentum: float
+
+    @property
+    def steps(self) -> int:
+        """The number of steps in the round."""
+        return len(next(iter(self.rates.values()), ()))
 
 
 class Gradient:
@@ -80,7 +98,7 @@ class Residual:
 
 def solve_by_steps(
     learner: Any, relation: Relation, loss: JoinedLoss, watch: Watch, promise: StepPromise, spec: Spec
-) -> tuple[SampledModel, Array]:
+) -> tuple[FederatedModel, Array]:
     """Train a learner with these settings: (the model, its intercept)."""
     loss, unit = in_units(loss)
     model = _new_model(learner, relation, loss.rows, unit, promise, spec)
@@ -95,7 +113,7 @@ def solve_by_steps(
 
 
 def _paces(
-    lr: float | Auto, momentum: float, model: SampledModel, promise: StepPromise, curvature: float
+    lr: float | Auto, momentum: float, model: FederatedModel, promise: StepPromise, curvature: float
 ) -> list[Pace]:
     """Learning rates by round, falling linearly to zero; ``curvature`` bounds that of the tables' objectives.
 
@@ -109,28 +127,38 @@ def _paces(
     return [Pace({alias: rate * of_round for alias, rate in rates.items()}, momentum) for of_round in falling]
 
 
-def _rate(model: SampledModel, alias: str, steps: int, momentum: float, curvature: float) -> float:
+def _rate(model: FederatedModel, alias: str, steps: int, momentum: float, curvature: float) -> float:
     """The usual learning rate of a table, or a smaller one so that noise moves its parameters at most by `WALK`."""
     rest = 1 - momentum  # with momentum a step adds up to 1 / rest times its length
     usual, walk = min(1.0, FASTEST * rest / 0.1), WALK
     if isinstance(model.spec, Linear):
         usual, walk = 2 * rest / (curvature * max(model.encoding.columns(alias), 1)), LINEAR_WALK
-    return min(usual, rest * walk / (model.noise_length(alias) * math.sqrt(steps)))
+    numbers = math.prod(model.spec.theta_shape(model.width(alias))) * model.lou.shards(alias)
+    length = _noise_of(model).length(alias, numbers, model.rows(alias))
+    return min(usual, rest * walk / (length * math.sqrt(steps)))
 
 
 def _new_model(
     learner: Any, relation: Relation, rows: JoinedRows, unit: float, promise: StepPromise, spec: Spec
-) -> SampledModel:
+) -> FederatedModel:
     client, encoding = relation.client, learner.encoding_
     widths = {alias: len(encoding.names(alias)) for alias in promise.tables}
     sizes = {alias: math.prod(spec.theta_shape(width)) for alias, width in widths.items() if width}
     relation.events.emit("info", "privacy.noise", "choosing the noise of steps, which may take some seconds")
     noise = promise.choose(sizes)
-    return SampledModel(client, rows, encoding, relation.wire, spec, learner.l2, learner.seed, unit, noise)
+    model = FederatedModel(client, rows, encoding, relation.wire, spec, learner.l2, unit, noise)
+    model.begin(learner.seed, zero=True)
+    model.over = NoisySums(model.lou, dict(model.shared), {"spec": spec, **model.at_party})
+    return model
+
+
+def _noise_of(model: FederatedModel) -> StepNoise:
+    assert isinstance(model.noise, StepNoise), "a model of noisy steps has it"
+    return model.noise
 
 
 def descend_noisily(
-    model: SampledModel,
+    model: FederatedModel,
     loss: JoinedLoss,
     wish: Gradient | Residual,
     paces: Iterable[Pace],
@@ -143,16 +171,39 @@ def descend_noisily(
     rows, first = loss.rows, loss.best_constant()
     intercept = first
     for number, pace in enumerate(paces, start=1):
-        model.take_round(wish.column(), wish.proximal, pace, PREDICTIONS)
+        _take_round(model, wish.column(), wish.proximal, pace)
         rows.each(_add, intercept)
         loss.evaluate()
-        intercept = intercept - model.believed_mean * loss.gradient_sum() / loss.most_curvature
+        intercept = intercept - _believed_mean(model) * loss.gradient_sum() / loss.most_curvature
         rows.each(_add, intercept)
         value = loss.evaluate()
         if report(Round(number, value + 0.5 * model.l2 * model.square, value, intercept, converged=False)):
             break
     model.mean = first - intercept
     return intercept
+
+
+def _take_round(model: FederatedModel, column: str, proximal: float, pace: Pace) -> None:
+    """Let tables take steps with the sums of ``column``; write the new predictions into their column."""
+    noise = _noise_of(model)
+    rounds = {
+        alias: NoisyRound(
+            rates=rates, noise=noise.of_sums(alias, model.rows(alias)), proximal=proximal, momentum=pace.momentum,
+            l2=model.l2, prediction_noise=noise.of_predictions(noise.clip),
+        )
+        for alias, rates in pace.rates.items()
+    }  # fmt: skip
+    found = model.step(rounds, RowGradients(model.loj.scatter(column, model.tables)))
+    noise.steps += pace.steps
+    noise.images += 1
+    model.set_scores(found.predictions, into=PREDICTIONS)
+    model.square = sum(float(square) for square in found.listed("square"))
+
+
+def _believed_mean(model: FederatedModel) -> float:
+    """The share of the mean prediction that the intercept absorbs: the noisier it is, the smaller."""
+    left = max((left_in_mean(model.loj.rows, alias) for alias in model.tables), default=0.0)
+    return believed(1.0, model.noise_ratio * left)
 
 
 def _add(block: Block, intercept: Array) -> None:

@@ -1,4 +1,4 @@
-"""The party's half of DP-SGD, feature privacy by noisy steps: for networks, and for linear models with "sgd".
+"""DP-SGD, feature privacy by noisy steps, both halves: for networks, and for linear models with "sgd".
 
 In each round the coordinator sends Y_r, the gradient by the prediction of each base row r. The table's party then takes
 several steps. For each step it draws a sample that nobody else sees: every row is in it with probability q.
@@ -19,9 +19,10 @@ At the start all predictions are zero, so that nothing about the rows is release
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property, partial
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -30,7 +31,10 @@ from tablepuppet.errors import PartyError
 from tablepuppet.learn.specs import Spec
 from tablepuppet.learn.tables.model import RowModel
 from tablepuppet.learn.tables.noisy import predicted, released_predictions, sampled_gradient, take_noisy_steps
-from tablepuppet.learn.tables.parameters import noisy_parameters, unchanged_if_refused
+from tablepuppet.learn.tables.over_shards import RowGradients, Updates, taken
+from tablepuppet.learn.tables.parameters import TableParameters, noisy_parameters, unchanged_if_refused
+from tablepuppet.learn.tables.steps import NOTHING, Facts, Update, step
+from tablepuppet.operators.lou import LearningOverUnion
 from tablepuppet.party.added_noise import PredictionNoise, SampleNoise
 from tablepuppet.party.arguments import NotNegative, Rates
 from tablepuppet.party.local_table import LocalTable
@@ -98,26 +102,54 @@ class NoisySteps:
             yield self.rows.clipped_sums(theta, data, row_gradients, self.noise.clip).reshape(theta.shape)
 
 
-@op(
+@step(
     "steps.descend",
     asked="noisy steps: `feature_epsilon` of networks and `sgd`",
     releases=Release.PREDICTIONS,
     private=("prediction_noise",),
     returns={"outputs": ROW_OUTPUTS, "square": SQUARE},
 )
-def descend(
-    table: LocalTable, view: str, encoding: str, model: str, rows: Array, proximal: float, rates: Rates,
-    momentum: NotNegative, l2: NotNegative, noise: SampleNoise, prediction_noise: PredictionNoise | None = None,
-) -> Values:  # fmt: skip
-    """Take a noisy step for each learning rate, then return predictions; these have noise only if it is asked for."""
-    part = noisy_parameters(table, model)
-    if prediction_noise is not None and prediction_noise.bound is None:
+@dataclass(frozen=True, kw_only=True)
+class NoisyRound(Update):
+    """A noisy step for each learning rate, then predictions, which have noise only if that is given too."""
+
+    rates: Rates
+    noise: SampleNoise
+    proximal: float  # weight of the proximal term
+    momentum: NotNegative
+    l2: NotNegative
+    prediction_noise: PredictionNoise | None = None
+
+    def run(self, table: LocalTable, view: str, encoding: str, model: str, rows: Array) -> Values:
+        """From the gradient by predictions of all rows."""
+        part = noisy_parameters(table, model)
+        check_bounded(self.prediction_noise)
+        steps = NoisySteps.of(table, view, encoding, part.model.by_row, part.theta, rows, self.proximal, self.noise)
+        found = descended(part, steps, self.rates, self.momentum, self.l2, self.prediction_noise)
+        return {"outputs": found, **self.take(part, NOTHING, NOTHING)}
+
+    def take(self, part: TableParameters, sums: Array, total: Array) -> Facts:
+        """What is returned of a table whose steps are taken."""
+        return {"square": part.square}
+
+    def shown(self, part: TableParameters) -> dict[str, Any]:
+        """Predictions with the new parameters."""
+        return {"theta": part.theta}
+
+
+def check_bounded(noise: PredictionNoise | None) -> None:
+    """PartyError if predictions have noise and no bound: later, nothing may be refused that noise was charged for."""
+    if noise is not None and noise.bound is None:
         raise PartyError("predictions with noise need a bound")
-    steps = NoisySteps.of(table, view, encoding, part.model.by_row, part.theta, rows, proximal, noise)
+
+
+def descended(
+    part: TableParameters, steps: NoisySteps, rates: Array, momentum: float, l2: float, noise: PredictionNoise | None
+) -> Array:
+    """Take all steps of a round at the party that holds the parameters; the predictions of all rows as they leave."""
     with unchanged_if_refused(part):
         take_noisy_steps(part, steps.gradient, rates, momentum, l2)
-        predictions = released_predictions(table, steps.data, steps.rows, part.theta, prediction_noise)
-        return {"outputs": predictions, "square": part.square}
+        return released_predictions(steps.table, steps.data, steps.rows, part.theta, noise)
 
 
 @op(
@@ -143,3 +175,38 @@ def gradient(
     sums = steps.gradient(theta)
     table.state[name] = steps  # only now: a refused request must not begin a round
     return {"sums": sums}
+
+
+@dataclass
+class NoisySums:
+    """The coordinator's way to take a `NoisyRound` over shards: a noisy sum of each for every step.
+
+    Parameters are in ``parts``; ``sent`` are the arguments of a table that do not change.
+    """
+
+    lou: LearningOverUnion
+    parts: dict[str, TableParameters]
+    sent: Mapping[str, Any]
+
+    def step(self, updates: Updates, rows: RowGradients | None) -> dict[str, Facts]:
+        """The steps of a round, a trip each; the first begins the round at the shards."""
+        assert rows is not None, "a round begins with gradients"
+        rounds = {alias: each for alias in self.parts if isinstance(each := updates[alias], NoisyRound)}
+        for number in range(max((len(each.rates) for each in rounds.values()), default=0)):
+            asked = {
+                alias: {"theta": self.parts[alias].theta, "noise": each.noise, "proximal": each.proximal}
+                for alias, each in rounds.items()
+            }
+            sums = self.lou.ask(
+                "steps.gradient", rounds, None if number else rows.values, asked,
+                bounds=lambda alias: {"sums": self._largest(alias, rounds[alias].noise)}, **self.sent,
+            ).read()  # fmt: skip
+            for alias, each in rounds.items():
+                found = self.lou.add(sums[alias], "sums")
+                self.parts[alias].descend(found, float(each.rates[number]), each.momentum, each.l2)
+        return taken(updates, self.parts)
+
+    def _largest(self, alias: str, noise: SampleNoise) -> float:
+        """Bound of a noisy sum over a table's rows, almost surely."""
+        drawn = 10 * noise.multiplier * self.lou.shards(alias) / noise.table_rows
+        return noise.clip * (1.0 + drawn) / noise.sampling

@@ -19,23 +19,29 @@ from tablepuppet.learn.linear.ridge import ridge_of
 from tablepuppet.learn.loss.divergence import Divergence
 from tablepuppet.learn.loss.joined_loss import JoinedLoss
 from tablepuppet.learn.rounds import Round
+from tablepuppet.learn.solve.batches import Exchange, run_batches
 from tablepuppet.learn.tables.federated import FederatedModel
-from tablepuppet.learn.tables.over_shards import NOTHING, BatchGradients, Facts, Stepped
-from tablepuppet.learn.tables.parameters import TableParameters, parameters_of
-from tablepuppet.mapping.batches import Batch, Places, batches_of_epochs, no_rows
+from tablepuppet.learn.tables.over_shards import BatchGradients, Stepped
+from tablepuppet.learn.tables.parameters import TableParameters
+from tablepuppet.learn.tables.steps import NOTHING, Facts, Update, by_batch, step
+from tablepuppet.mapping.batches import Batch, no_rows
 from tablepuppet.mapping.joined_rows import SCORES, JoinedRows
 from tablepuppet.mapping.table_mapping import Floats, ShardRows
-from tablepuppet.party.local_table import LocalTable
-from tablepuppet.party.ops import Values, op
 from tablepuppet.party.release import Release
 from tablepuppet.party.returns import NEXT_OUTPUTS, PER_OUTPUT, SQUARE, Numbers
-from tablepuppet.prep.encode.encode import encoded
 
 Array = NDArray[np.float64]
 
 
+@step(
+    "sgd.step",
+    by_batch,
+    asked="`sgd`",
+    releases=Release.PREDICTIONS,
+    returns={"outputs": NEXT_OUTPUTS, "square": SQUARE, "centre": Numbers((PER_OUTPUT,))},
+)
 @dataclass(frozen=True)
-class Descend:
+class Descend(Update):
     """A step with one batch (Eq. 12, 13), preconditioned if there is a curvature; then predictions for the next batch.
 
     With a curvature, the mean prediction over joined rows is returned too: the intercept absorbs it.
@@ -46,13 +52,6 @@ class Descend:
     l2: float
     curvature: float | None = None
     damping: float = 0.0
-    op = "sgd.step"
-
-    @property
-    def arguments(self) -> dict[str, Any]:
-        """As `step` takes them."""
-        plain = {"lr": self.lr, "momentum": self.momentum, "l2": self.l2}
-        return plain if self.curvature is None else plain | {"curvature": self.curvature, "damping": self.damping}
 
     def take(self, part: TableParameters, sums: Array, total: Array) -> Facts:
         """At a table's parameters, with the gradient by them; return |theta|^2 and the mean prediction."""
@@ -71,24 +70,6 @@ class Descend:
         return {"theta": part.theta}
 
 
-@op(
-    "sgd.step",
-    asked="`sgd`",
-    releases=Release.PREDICTIONS,
-    returns={"outputs": NEXT_OUTPUTS, "square": SQUARE, "centre": Numbers((PER_OUTPUT,))},
-)
-def step(
-    table: LocalTable, view: str, encoding: str, model: str,
-    places: Places, rows: Array, next_places: Places, lr: float, momentum: float, l2: float,
-    curvature: float | None = None, damping: float = 0.0,
-) -> Values:  # fmt: skip
-    """`Descend` at a table with one shard; no step where the batch has none of its rows."""
-    part, data, wide = parameters_of(table, model), encoded(table, view, encoding), rows.astype(np.float64)
-    sums = part.model.gradient(part.theta, data.rows(places), wide) if len(places) else NOTHING
-    facts = Descend(lr, momentum, l2, curvature, damping).take(part, sums, wide.sum(axis=0))
-    return {"outputs": part.model.predict(part.theta, data.rows(next_places)).astype(table.wire), **facts}
-
-
 @dataclass(frozen=True)
 class Conditioned:
     """How steps are preconditioned (`Ridge.descended`): one learning rate then fits all columns."""
@@ -101,22 +82,15 @@ class Conditioned:
         return lr / (self.curvature * (1 + lr * self.damping))
 
 
-class Steps(Protocol):
-    """An object that takes the steps of batches."""
+class Steps(Exchange, Protocol):
+    """Takes the steps of tables whose predictions add up."""
 
     rows: JoinedRows
-    tables: list[str]
     secured: list[str]  # tables whose shards mask their sums
     momentum: float
     conditioned: Conditioned | None
     penalty: float  # l2 / 2 times the squared norm of the parameters of the last predictions
     centre: Array  # (outputs,): mean prediction that the intercept must absorb
-
-    def exchange(
-        self, batch: Batch | None, row_gradients: Array | None, following: Batch | None, lr: float
-    ) -> Mapping[str, Floats]:
-        """Take the step of ``batch``; return the predictions for the ``following`` batch."""
-        ...
 
 
 class Stochastic:
@@ -131,24 +105,25 @@ class Stochastic:
         self._last = model.lou.last_values(dict.fromkeys(self.tables, shape))
         self._facts: dict[str, Facts] = {}  # by table: its squared norm and its mean prediction
 
-    def exchange(
-        self, batch: Batch | None, row_gradients: Array | None, following: Batch | None, lr: float
+    def __call__(
+        self, done: Batch | None, gradients: Mapping[str, Floats], following: Batch | None, lr: float
     ) -> dict[str, Floats]:
-        """Take the step of ``batch``; return the predictions for the ``following`` batch.
+        """Take the steps of the batch that is ``done``; return the predictions for the ``following`` one.
 
         The parameters of a lost table do not change, and the gradient of a lost shard is left out. Their last
         predictions are used again, or zeros.
         """
         model, nothing, how = self.model, no_rows(self.tables), self.conditioned
-        done, upcoming = batch or nothing, following or nothing
-        given = np.zeros(0) if row_gradients is None else row_gradients
-        rows = BatchGradients({alias: done.scatter(alias, given) for alias in self.tables}, done, upcoming)
+        upcoming = following or nothing
+        values = gradients or dict.fromkeys(self.tables, np.zeros(0))
+        rows = BatchGradients(values, done or nothing, upcoming)
         rest = () if how is None else (how.curvature, how.damping)
+        update = Descend(lr, self.momentum, model.l2, *rest)
 
         def as_before(alias: str, shard: ShardRows) -> dict[str, Any]:
             return {**self._facts.get(alias, {}), "outputs": self._last.at(upcoming, alias, shard)}
 
-        found = model.step(Descend(lr, self.momentum, model.l2, *rest), rows, as_before)
+        found = model.step(dict.fromkeys(self.tables, update), rows, as_before)
         self._learn_facts(found)
         if following is not None:
             self._last.keep(following, found.predictions)
@@ -172,38 +147,51 @@ def falling(lr: float, epochs: int) -> list[float]:
     return [0.5 * lr * (1 + math.cos(math.pi * (epoch + 0.5) / epochs)) for epoch in range(epochs)]
 
 
-def descend_by_batches(
-    steps: Steps, loss: JoinedLoss, rates: Sequence[float], size: int, seed: int, report: Callable[[Round], bool]
-) -> Array:
-    """Mini-batch SGD with one epoch for each learning rate; return the intercept.
+class BatchSums:
+    """Scores of a batch are sums of predictions, and an intercept, which is learned with momentum as the tables are.
 
     The loss of a round is the mean over its batches, each measured before its step; so is the penalty.
     """
-    free, velocity, rows = loss.best_constant(), np.zeros(loss.outputs), loss.rows
-    intercept: Array = free
-    total = penalty = 0.0
-    divergence = Divergence(loss)
-    rows.reserve(SCORES)
-    upcoming = batches_of_epochs(steps.rows, steps.tables, size, seed, len(rates), steps.secured)
-    batch: Batch | None = next(upcoming)
-    predictions = steps.exchange(None, None, batch, rates[0])
-    while batch is not None:
-        following = next(upcoming, None)
-        epoch, lr, scores = batch.epoch, rates[batch.epoch - 1], batch.gather(predictions, intercept)
+
+    def __init__(self, steps: Steps, loss: JoinedLoss):
+        self.steps, self.loss, self._divergence = steps, loss, Divergence(loss)
+        self._free, self._velocity = loss.best_constant(), np.zeros(loss.outputs)
+        self._total = self._penalty = 0.0
+        loss.rows.reserve(SCORES)
+
+    @property
+    def intercept(self) -> Array:
+        """What is learned, without the mean prediction that it absorbs."""
+        return np.asarray(self._free - self.steps.centre)
+
+    def learn(self, batch: Batch, outputs: Mapping[str, Floats], lr: float) -> dict[str, Floats]:
+        """The step of the intercept; the gradient by predictions."""
+        rows, steps = self.loss.rows, self.steps
+        scores = batch.gather(outputs, self.intercept)
         rows.put(SCORES, batch.rows, scores)
-        here = loss.pointwise.evaluate(scores, rows.labels_of(batch.rows))
-        total += here.value
-        divergence.check(epoch, total)
-        penalty += steps.penalty * len(batch.rows)
+        here = self.loss.pointwise.evaluate(scores, rows.labels_of(batch.rows))
+        self._total += here.value
+        self._divergence.check(batch.epoch, self._total)
+        self._penalty += steps.penalty * len(batch.rows)
         row_gradients = here.gradient / len(batch.rows)
         inside, outside = (1.0, lr) if steps.conditioned is None else (steps.conditioned.intercept_rate(lr), 1.0)
-        velocity = steps.momentum * velocity + inside * row_gradients.sum(axis=0)
-        free = free - outside * velocity
-        predictions = steps.exchange(batch, row_gradients, following, lr)
-        intercept = free - steps.centre
-        if batch.is_last:
-            if report(Round(epoch, (total + penalty) / len(rows), total / len(rows), intercept, converged=False)):
-                break
-            total = penalty = 0.0
-        batch = following
-    return intercept
+        self._velocity = steps.momentum * self._velocity + inside * row_gradients.sum(axis=0)
+        self._free = self._free - outside * self._velocity
+        return {alias: batch.scatter(alias, row_gradients) for alias in steps.tables}
+
+    def round(self, epoch: int) -> Round:
+        """The epoch that has ended."""
+        total, penalty, rows = self._total, self._penalty, len(self.loss.rows)
+        self._total = self._penalty = 0.0
+        return Round(epoch, (total + penalty) / rows, total / rows, self.intercept, converged=False)
+
+
+def descend_by_batches(
+    steps: Steps, loss: JoinedLoss, rates: Sequence[float], size: int, seed: int, report: Callable[[Round], bool]
+) -> Array:
+    """Mini-batch SGD with one epoch for each learning rate; return the intercept."""
+    head = BatchSums(steps, loss)
+    run_batches(
+        steps, head, steps.rows, rates, size, seed, lambda epoch: report(head.round(epoch)), secured=steps.secured
+    )
+    return head.intercept

@@ -1,4 +1,4 @@
-"""The coordinator's half of split learning: gradients of one batch go down, embeddings of the next come up.
+"""The steps of split learning: gradients of one batch go down, embeddings of the next come up.
 
 One trip a batch; a table with several shards needs one more, to add the gradients of its shards (Eq. 17). What travels
 is one embedding for each distinct base row of a batch, and the gradient by it, summed over its joined rows.
@@ -16,40 +16,87 @@ from numpy.typing import NDArray
 from tablepuppet.learn.specs import Hiding, TabNet
 from tablepuppet.learn.split.flat import Adam
 from tablepuppet.learn.split.model import SplitModel
+from tablepuppet.learn.split.narrow import Bits, Narrow
+from tablepuppet.learn.split.ops import (
+    ASKED,
+    BatchNumber,
+    Embedded,
+    Places,
+    Training,
+    bottom_parameters,
+    check_counts,
+    shaped,
+    wide,
+)
 from tablepuppet.learn.split.table import BatchSums, TorchTable
-from tablepuppet.learn.tables.over_shards import NOTHING, BatchGradients, Facts, RowGradients, Update
+from tablepuppet.learn.tables.over_shards import BatchGradients, RowGradients, Updates, taken
 from tablepuppet.learn.tables.parameters import TableParameters
+from tablepuppet.learn.tables.steps import NOTHING, Facts, Update, step
 from tablepuppet.mapping.batches import Batch, no_rows
 from tablepuppet.mapping.table_mapping import Floats, ShardRows
 from tablepuppet.operators.client import Pending
 from tablepuppet.operators.lou import Instead, LearningOverUnion
+from tablepuppet.party.arguments import Bound, NotNegative
+from tablepuppet.party.local_table import LocalTable
+from tablepuppet.party.ops import Values
+from tablepuppet.party.release import Release
+from tablepuppet.party.returns import OUTPUTS
+from tablepuppet.prep.encode.encode import encoded
 
 Array = NDArray[np.float64]
 SHOWN, WHOLE = slice(2), slice(2, 4)  # of the sums over a batch: of cells as the network is shown them, and of all
 
 
+@step("split.step", asked=ASKED, releases=Release.EMBEDDINGS, returns={"outputs": Embedded(("next_places", OUTPUTS))})
 @dataclass(frozen=True)
-class AdamStep:
-    """The step of a batch at a table's network; then embeddings of the next batch."""
+class AdamStep(Update):
+    """The step of a batch at a table's network; then embeddings of the next batch.
 
-    lr: float
-    l2: float
-    batch: int
-    next_batch: int
-    op = "split.step"
+    Batches have numbers: a party that was away while others went on takes no step for a batch it has not computed.
+    """
 
-    @property
-    def arguments(self) -> dict[str, Any]:
-        """As `split.step` takes them."""
-        return {"lr": self.lr, "l2": self.l2, "batch": self.batch, "next_batch": self.next_batch}
+    lr: NotNegative
+    l2: NotNegative
+    batch: BatchNumber
+    next_batch: BatchNumber
+
+    def run(
+        self, table: LocalTable, view: str, encoding: str, model: str, rows: Array | Bits, next_places: Places,
+        next_counts: Places | None = None, hiding: Hiding | None = None, unit: Bound = 1.0, wire: Narrow | None = None,
+    ) -> Values:  # fmt: skip
+        """At the party that holds the parameters, from ``rows``, the gradient by embeddings, summed over joined rows.
+
+        ``next_counts``: how often each row of the next batch is joined in it, for batch norm. ``hiding``: its cells
+        that are hidden from the network, in pretraining. ``rows`` are in units of ``unit``; ``wire``: the precision of
+        embeddings, if it is not that of the session.
+        """
+        data = encoded(table, view, encoding)
+        network, part = bottom_parameters(table, model, data.width)
+        training = part.remembered(Training)
+        check_counts(next_counts, next_places)
+        given, chosen = wide(rows), data.rows(next_places)
+        table.count_embeddings(view, network.spec.outputs, next_places)
+        if self.batch >= 0 and training.batch == self.batch and training.forward is not None:
+            gradient = training.forward.backward(given * unit)
+            gradient += 0.0 if training.rebuilt is None else training.rebuilt
+            self._descend(part, training.adam, gradient)
+        training.batch, training.forward, training.rebuilt = self.next_batch, None, None
+        training.view, training.places = view, next_places
+        if not len(next_places):
+            return {"outputs": shaped(np.zeros((0, network.spec.outputs)), wire or table.wire)}
+        training.forward = network.forward(part.theta, network.batched(chosen, next_counts, hiding))
+        part.theta = network.flat.after(part.theta)
+        return {"outputs": shaped(training.forward.embeddings, wire or table.wire)}
 
     def take(self, part: TableParameters, sums: Array, total: Array) -> Facts:
-        """At a table's parameters, with the gradient by them; none before the first batch."""
+        """With the gradient by the parameters; none before the first batch."""
         if sums is not NOTHING:
-            assert isinstance(part.model, TorchTable), "networks across parties have no others"
-            adam, trained = part.remembered(Adam), part.model.flat.trained
-            part.theta = adam.stepped(part.theta, sums, self.lr, self.l2, trained)
+            self._descend(part, part.remembered(Adam), sums)
         return {}
+
+    def _descend(self, part: TableParameters, adam: Adam, gradient: Array) -> None:
+        assert isinstance(part.model, TorchTable), "networks across parties have no others"
+        part.theta = adam.stepped(part.theta, gradient, self.lr, self.l2, part.model.flat.trained)
 
     def shown(self, part: TableParameters) -> dict[str, Any]:
         """Embeddings with the new parameters."""
@@ -112,8 +159,7 @@ class Exchange:
         rows = EmbeddingGradients(gradients, done or nothing, following or nothing, self)
         update = AdamStep(lr, model.l2, rows.done.number, rows.following.number)
         model.over = self
-        others = [alias for alias in model.tables if alias not in self.tables]
-        found = model.step(update, rows, self._as_before(rows.following), without=others)
+        found = model.step(dict.fromkeys(self.tables, update), rows, self._as_before(rows.following))
         if following is None:
             return {}
         self.missed = {alias: np.ones(len(following.places[alias]), bool) for alias in found.still}
@@ -130,22 +176,22 @@ class Exchange:
         """How shards are asked."""
         return self.model.lou
 
-    def step(self, update: Update, rows: RowGradients | None) -> dict[str, Facts]:
+    def step(self, updates: Updates, rows: RowGradients | None) -> dict[str, Facts]:
         """Add up the gradients of shards and take the steps of their tables; the sums of batch norm travel along."""
         assert isinstance(rows, EmbeddingGradients), "`__call__` makes them"
-        normed = self._ask_moments(rows.following) if rows.shows else None
+        normed, sums = self._ask_moments(rows.following) if rows.shows else None, dict[str, tuple[Array, Array]]()
         if self.parts and not rows.is_empty:
             replies = self.lou.ask(
                 "split.gradient", self.parts, by_alias=self.model.sent_shared(),
                 by_shard=lambda alias, shard: rows.sent(self.lou, alias, shard),
                 instead=lambda alias, _: {"sums": np.zeros_like(self.parts[alias].theta)},
             ).read()  # fmt: skip
-            for alias, part in self.parts.items():
-                rebuilt = self.rebuilt.pop(alias, 0.0)
-                update.take(part, self.lou.add(replies[alias], "sums") + rebuilt, NOTHING)
+            for alias in self.parts:
+                sums[alias] = self.lou.add(replies[alias], "sums") + self.rebuilt.pop(alias, 0.0), NOTHING
+        facts = taken(updates, self.parts, sums)
         if normed is not None:
             self._note_moments(rows.following, normed)
-        return {alias: {} for alias in self.parts}
+        return facts
 
     def _as_before(self, batch: Batch) -> Instead:
         """The substitute for embeddings of a lost shard in a batch."""

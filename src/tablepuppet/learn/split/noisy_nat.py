@@ -20,16 +20,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tablepuppet.errors import PartyError
-from tablepuppet.learn.private.steps import NoisySteps
+from tablepuppet.learn.private.steps import NoisySteps, check_bounded, descended
 from tablepuppet.learn.split.nat import derivatives, own_seed, targets_of
 from tablepuppet.learn.split.ops import EMBEDDED, bottom_parameters, shaped, wide
 from tablepuppet.learn.tables.model import RowModel
-from tablepuppet.learn.tables.noisy import released_predictions, sampled_gradient, take_noisy_steps
+from tablepuppet.learn.tables.noisy import sampled_gradient, take_noisy_steps
 from tablepuppet.learn.tables.parameters import unchanged_if_refused
+from tablepuppet.learn.tables.steps import Update, step
 from tablepuppet.party.added_noise import PredictionNoise, SampleNoise
 from tablepuppet.party.arguments import NotNegative, Rates, Seed
 from tablepuppet.party.local_table import LocalTable
-from tablepuppet.party.ops import Values, op
+from tablepuppet.party.ops import Values
 from tablepuppet.party.release import Release
 from tablepuppet.prep.encode.encode import encoded_for_noise
 from tablepuppet.prep.encode.encoded_table import SealedTable
@@ -74,41 +75,48 @@ class NoisyNat:
             yield self.rows.clipped_sums(theta, data, np.asarray(slopes), self.noise.clip)
 
 
-@op("nat.steps", asked="FedOnce: `feature_epsilon`", releases=Release.COUNTS, private=True, returns={})
-def steps(
-    table: LocalTable, view: str, encoding: str, model: str, seed: Seed, rates: Rates, noise: SampleNoise
-) -> Values:
-    """Take a noisy step of NAT for each learning rate; nothing of it is released."""
-    network, part = bottom_parameters(table, model, encoded_for_noise(table, view, encoding).width)
-    table.check_noisy()
-    work = NoisyNat.of(table, view, encoding, network.by_row, network.spec.outputs, seed, noise)
-    with unchanged_if_refused(part):
-        take_noisy_steps(part, work.gradient, rates, 0.0, 0.0)
-    return {}
+@step("nat.steps", asked="FedOnce: `feature_epsilon`", releases=Release.COUNTS, private=True, returns={})
+@dataclass(frozen=True)
+class GuestSteps(Update):
+    """A noisy step of NAT for each learning rate; nothing of it is released."""
+
+    seed: Seed
+    rates: Rates
+    noise: SampleNoise
+
+    def run(self, table: LocalTable, view: str, encoding: str, model: str) -> Values:
+        """At the party that holds the parameters."""
+        network, part = bottom_parameters(table, model, encoded_for_noise(table, view, encoding).width)
+        table.check_noisy()
+        work = NoisyNat.of(table, view, encoding, network.by_row, network.spec.outputs, self.seed, self.noise)
+        with unchanged_if_refused(part):
+            take_noisy_steps(part, work.gradient, self.rates, 0.0, 0.0)
+        return {}
 
 
-@op(
+@step(
     "split.descend",
     asked="FedOnce: `feature_epsilon`",
     releases=Release.EMBEDDINGS,
     private=("prediction_noise",),
     returns={"outputs": EMBEDDED},
 )
-def descend(
-    table: LocalTable, view: str, encoding: str, model: str, rows: Array, proximal: float, rates: Rates,
-    momentum: NotNegative, noise: SampleNoise, prediction_noise: PredictionNoise | None = None,
-) -> Values:  # fmt: skip
-    """Take a noisy step for each learning rate (`NoisySteps`), then return embeddings, with noise if it is asked for.
+@dataclass(frozen=True)
+class HostSteps(Update):
+    """A noisy step for each learning rate (`NoisySteps`), then embeddings, with noise if that is given too."""
 
-    ``rows`` is the gradient by embeddings, summed over joined rows.
-    """
-    network, part = bottom_parameters(table, model, encoded_for_noise(table, view, encoding).width)
-    table.check_noisy()
-    if prediction_noise is not None and prediction_noise.bound is None:
-        raise PartyError("embeddings with noise need a bound")
-    work = NoisySteps.of(table, view, encoding, network.by_row, part.theta, wide(rows), proximal, noise)
-    table.count_embeddings(view, network.spec.outputs)
-    with unchanged_if_refused(part):
-        take_noisy_steps(part, work.gradient, rates, momentum, 0.0)
-        predictions = released_predictions(table, work.data, work.rows, part.theta, prediction_noise)
-        return {"outputs": shaped(predictions, table.wire)}
+    rates: Rates
+    noise: SampleNoise
+    proximal: float
+    momentum: NotNegative
+    prediction_noise: PredictionNoise | None = None
+
+    def run(self, table: LocalTable, view: str, encoding: str, model: str, rows: Array) -> Values:
+        """From the gradient by embeddings, summed over joined rows."""
+        network, part = bottom_parameters(table, model, encoded_for_noise(table, view, encoding).width)
+        table.check_noisy()
+        check_bounded(self.prediction_noise)
+        steps = NoisySteps.of(table, view, encoding, network.by_row, part.theta, wide(rows), self.proximal, self.noise)
+        table.count_embeddings(view, network.spec.outputs)
+        found = descended(part, steps, self.rates, self.momentum, 0.0, self.prediction_noise)
+        return {"outputs": shaped(found, table.wire)}

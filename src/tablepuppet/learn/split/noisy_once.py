@@ -22,9 +22,11 @@ from tablepuppet.learn.noise.plan import StepNoise
 from tablepuppet.learn.rounds import Round
 from tablepuppet.learn.split.exchange import Exchange
 from tablepuppet.learn.split.model import Embeddings
+from tablepuppet.learn.split.noisy_nat import GuestSteps, HostSteps
 from tablepuppet.learn.split.once import OnceModel
 from tablepuppet.learn.split.train import learn_by_batches
 from tablepuppet.learn.tables.network import need_torch
+from tablepuppet.learn.tables.over_shards import RowGradients
 from tablepuppet.learn.threads import one_thread
 from tablepuppet.mapping.table_mapping import Floats
 
@@ -50,10 +52,8 @@ class NoisyOnce:
         falling = 1 - np.arange(self.steps) / self.steps
         rates = {alias: self._rate(alias, GUEST_RATE, 1.0) * falling for alias in self.model.guests}
         for start in range(0, self.steps, AT_ONCE):
-            arguments = {
-                alias: {"rates": rates[alias][start : start + AT_ONCE], "noise": self._of(alias)} for alias in rates
-            }
-            self.model.lou.ask("nat.steps", arguments, by_alias=arguments, seed=seed, **self.model.at_party).read()
+            some = slice(start, start + AT_ONCE)
+            self.model.step({alias: GuestSteps(seed, rate[some], self._of(alias)) for alias, rate in rates.items()})
             report(min(start + AT_ONCE, self.steps))
 
     def learn(
@@ -67,14 +67,9 @@ class NoisyOnce:
         rate = self._rate(host, HOST_RATE, 1 - MOMENTUM)
         for number, shares in enumerate(falling, start=1):
             self._learn_top(known, loss, lr, size, seed + 2 * number)
-            asked = {"rates": rate * shares, "noise": self._of(host), **self._prediction_noise()}
-            rows = {host: model.on_wire(self._gradient(host, known, loss))["rows"]}
-            pending = model.lou.ask(
-                "split.descend", [host], rows, {host: asked}, momentum=MOMENTUM,
-                proximal=loss.most_curvature / len(loss.rows), **self.model.at_party,
-            )  # fmt: skip
-            found = model.lou.concatenate(pending.read()[host], "outputs")
-            known[host] = found[:, None] if found.ndim == 1 else found
+            proximal, hidden = loss.most_curvature / len(loss.rows), self.noise.of_predictions(self.noise.clip)
+            steps = HostSteps(rate * shares, self._of(host), proximal, MOMENTUM, hidden)
+            known |= model.step({host: steps}, RowGradients({host: self._gradient(host, known, loss)})).predictions
             self.noise.steps += len(shares)
             self.noise.images += 1
             done = self._learn_top(known, loss, lr, size, seed + 2 * number + 1)
@@ -98,9 +93,6 @@ class NoisyOnce:
 
     def _of(self, alias: str) -> Any:
         return self.noise.of_sums(alias, self.model.rows(alias))
-
-    def _prediction_noise(self) -> dict[str, Any]:
-        return {} if self.noise.image is None else {"prediction_noise": self.noise.of_predictions(self.noise.clip)}
 
     def _rate(self, alias: str, usual: float, rest: float) -> float:
         """A learning rate, lower where noise would move parameters by more than `WALK` over all steps."""

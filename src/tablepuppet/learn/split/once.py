@@ -29,8 +29,9 @@ from tablepuppet.learn.split.nat import NatSettings, NatTraining, own_seed, prin
 from tablepuppet.learn.split.ops import Training, bottom_parameters, check_shape
 from tablepuppet.learn.split.table import Batched, TorchTable
 from tablepuppet.learn.tables.network import need_torch
-from tablepuppet.learn.tables.over_shards import NOTHING, Facts, RowGradients, Update
+from tablepuppet.learn.tables.over_shards import RowGradients, Updates, taken
 from tablepuppet.learn.tables.parameters import TableParameters
+from tablepuppet.learn.tables.steps import NOTHING, Facts, Update, step
 from tablepuppet.mapping.table_mapping import Floats, ShardRows
 from tablepuppet.operators.client import Client
 from tablepuppet.operators.lou import Instead, LearningOverUnion
@@ -90,20 +91,31 @@ def _training(
     return NatTraining(network, theta, InputRows.of(network, data), targets, settings, own)
 
 
-@op("nat.train", asked=ASKED, releases=Release.COUNTS, returns={})
-def train(
-    table: LocalTable, view: str, encoding: str, model: str, seed: Seed, epochs: Some, settings: NatSettings
-) -> Values:
-    """Train the network of a table with one shard for some more epochs; nothing is released."""
-    data = encoded(table, view, encoding)
-    network, part = bottom_parameters(table, model, data.width)
-    memory = part.remembered(Training)
-    work, memory.nat = memory.nat, None  # an op that is refused leaves none: its epochs would count in part
-    if not isinstance(work, NatTraining):
-        work = _training(table, view, network, part.theta, data, seed, settings)
-    work.train(epochs)
-    part.theta, memory.nat = work.theta, work
-    return {}
+@step("nat.train", asked=ASKED, releases=Release.COUNTS, returns={})
+@dataclass(frozen=True)
+class Epochs(Update):
+    """Train the network of a table for some more epochs, on its own rows; nothing is released."""
+
+    epochs: Some
+    seed: Seed
+    settings: NatSettings
+
+    def run(self, table: LocalTable, view: str, encoding: str, model: str) -> Values:
+        """At the party of a table with one shard."""
+        data = encoded(table, view, encoding)
+        network, part = bottom_parameters(table, model, data.width)
+        memory = part.remembered(Training)
+        work, memory.nat = memory.nat, None  # an op that is refused leaves none: its epochs would count in part
+        if not isinstance(work, NatTraining):
+            work = _training(table, view, network, part.theta, data, self.seed, self.settings)
+        work.train(self.epochs)
+        part.theta, memory.nat = work.theta, work
+        return {}
+
+    def take(self, part: TableParameters, sums: Array, total: Array) -> Facts:
+        """The mean over shards, if any took part."""
+        part.theta = part.theta if sums is NOTHING else sums
+        return {}
 
 
 @op("nat.average", asked=f"{ASKED}: tables with several shards", releases=Release.PARAMETERS, returns={"theta": THETA})
@@ -147,58 +159,36 @@ def linear_theta(network: TorchTable, weights: Array) -> Array:
 # At the coordinator
 
 
-@dataclass(frozen=True)
-class Epochs:
-    """Some more epochs of training on a table's own rows; how many is an argument by table."""
-
-    seed: int
-    settings: NatSettings
-    op = "nat.train"
-
-    @property
-    def arguments(self) -> dict[str, Any]:
-        """As `train` takes them."""
-        return {"seed": self.seed, "settings": self.settings}
-
-    def take(self, part: TableParameters, sums: Array, total: Array) -> Facts:
-        """The mean over shards."""
-        part.theta = sums
-        return {}
-
-    def shown(self, part: TableParameters) -> dict[str, Any]:
-        """No embeddings: they are the message."""
-        return {}
-
-
 @dataclass
 class Averages:
     """Each shard trains on its own rows; the coordinator averages their parameters, weighted by rows."""
 
     model: SplitModel
     parts: dict[str, TableParameters]
-    epochs: Mapping[str, int]
 
     @property
     def lou(self) -> LearningOverUnion:
         """How shards are asked."""
         return self.model.lou
 
-    def step(self, update: Update, rows: RowGradients | None) -> dict[str, Facts]:
+    def step(self, updates: Updates, rows: RowGradients | None) -> dict[str, Facts]:
         """Some epochs at every shard, then the mean; lost shards are left out of it."""
-        sent = self.model.sent({alias: part.theta for alias, part in self.parts.items()})
-        arguments = {alias: {"epochs": self.epochs[alias], **each} for alias, each in sent.items()}
+        sent = self.model.sent({alias: part.theta for alias, part in self.parts.items() if alias in updates})
+        arguments = {alias: {**updates[alias].arguments, **each} for alias, each in sent.items()}
         averaged = self.lou.ask(
-            "nat.average", arguments, by_alias=arguments, model=self.model.name, **update.arguments,
+            "nat.average", arguments, by_alias=arguments, model=self.model.name,
             instead=lambda alias, _: {"theta": self.parts[alias].theta},
         )  # fmt: skip
-        replies = averaged.read() if self.parts else {}
-        for alias, part in self.parts.items():
+        replies, means = averaged.read() if arguments else {}, dict[str, tuple[Array, Array]]()
+        for alias in arguments:
             missed, shards = averaged.missed(alias), self.lou.client.shards(alias)
             weights = [0 if gone else len(shard.row_ids) for gone, shard in zip(missed, shards, strict=True)]
             if any(weights):
-                thetas = [reply["theta"] for reply in replies[alias]]
-                update.take(part, np.average(thetas, axis=0, weights=weights), NOTHING)
-        return {alias: {} for alias in self.parts}
+                means[alias] = (
+                    np.average([reply["theta"] for reply in replies[alias]], axis=0, weights=weights),
+                    NOTHING,
+                )
+        return taken(updates, self.parts, means)
 
 
 @dataclass
@@ -225,12 +215,9 @@ class Guests:
             self.report(min(done.values()))
 
     def _train_some(self, epochs: Mapping[str, int], settings: NatSettings, seed: int) -> None:
-        model = self.model
-        parts = {alias: part for alias, part in model.shared.items() if alias in epochs}
-        model.over = Averages(model, parts, epochs)
-        others = [alias for alias in model.tables if alias not in epochs]
-        by_table = {alias: {"epochs": count} for alias, count in epochs.items()}
-        model.step(Epochs(seed, settings), None, lambda alias, shard: {}, by_table=by_table, without=others)
+        self.model.over = Averages(self.model, dict(self.model.shared))
+        updates = {alias: Epochs(count, seed, settings) for alias, count in epochs.items()}
+        self.model.step(updates, None, lambda alias, shard: {})
 
     def components(self) -> None:
         """Let the networks of all guests be principal components."""

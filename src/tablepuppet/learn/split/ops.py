@@ -1,9 +1,9 @@
 """The party's half of split learning: a table's bottom network computes embeddings and takes steps.
 
-If a table has one shard, its party holds the parameters and the state of their optimiser: ``split.step`` takes the step
-for one batch and returns embeddings for the next. If it has several, the coordinator holds them: shards apply the
-parameters that it sends (``split.apply``) and return their part of the gradient (``split.gradient``). Embeddings are
-released; the table's policy limits how wide they are and how often each row's embedding is sent.
+If a table has one shard, its party holds the parameters and the state of their optimiser, and takes the steps of
+batches (exchange.py). If it has several, the coordinator holds them: shards apply the parameters that it sends
+(``split.apply``) and return their part of the gradient (``split.gradient``). Embeddings are released; the table's
+policy limits how wide they are and how often each row's embedding is sent.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from tablepuppet.learn.split.table import BatchSums, Forward, TorchTable
 from tablepuppet.learn.tables.noisy import noisy_predictions
 from tablepuppet.learn.tables.parameters import TableParameters, held_parameters, hold_parameters
 from tablepuppet.party.added_noise import PredictionNoise
-from tablepuppet.party.arguments import Bound, Multiplier, NotNegative, Positive, Seed
+from tablepuppet.party.arguments import Bound, Multiplier, Positive, Seed
 from tablepuppet.party.local_table import LocalTable
 from tablepuppet.party.ops import Values, op
 from tablepuppet.party.release import Release
@@ -55,7 +55,6 @@ class Embedded:
 
 
 EMBEDDED, ASKED_EMBEDDED = Embedded((ROWS, OUTPUTS)), Embedded((ROWS_ASKED, OUTPUTS))
-NEXT_EMBEDDED = Embedded(("next_places", OUTPUTS))
 
 
 @dataclass
@@ -103,39 +102,6 @@ def start(
         theta[len(theta) - last :] = 0.0
     hold_parameters(table, model, TableParameters(network, theta, Training(Adam.over(len(theta)))))
     return {}
-
-
-@op("split.step", asked=ASKED, releases=Release.EMBEDDINGS, returns={"outputs": NEXT_EMBEDDED})
-def step(
-    table: LocalTable, view: str, encoding: str, model: str, batch: BatchNumber, rows: Array | Bits,
-    next_batch: BatchNumber, next_places: Places, lr: NotNegative, l2: NotNegative,
-    next_counts: Places | None = None, hiding: Hiding | None = None, unit: Bound = 1.0, wire: Narrow | None = None,
-) -> Values:  # fmt: skip
-    """Take the step of a batch from ``rows``, the gradient by its embeddings, summed over joined rows; then return the
-    embeddings of the next batch.
-
-    Batches have numbers: a party that was away while others went on takes no step for a batch it has not computed.
-    ``next_counts``: how often each of its rows is joined in it, for batch norm. ``hiding``: its cells that are hidden
-    from the network, in pretraining. ``rows`` are in units of ``unit``; ``wire``: the precision of embeddings, if it is
-    not that of the session.
-    """
-    data = encoded(table, view, encoding)
-    network, part = bottom_parameters(table, model, data.width)
-    training = part.remembered(Training)
-    check_counts(next_counts, next_places)
-    given, chosen = wide(rows), data.rows(next_places)
-    table.count_embeddings(view, network.spec.outputs, next_places)
-    if batch >= 0 and training.batch == batch and training.forward is not None:
-        gradient = training.forward.backward(given * unit)
-        gradient += 0.0 if training.rebuilt is None else training.rebuilt
-        part.theta = training.adam.stepped(part.theta, gradient, lr, l2, network.flat.trained)
-    training.batch, training.forward, training.rebuilt = next_batch, None, None
-    training.view, training.places = view, next_places
-    if not len(next_places):
-        return {"outputs": shaped(np.zeros((0, network.spec.outputs)), wire or table.wire)}
-    training.forward = network.forward(part.theta, network.batched(chosen, next_counts, hiding))
-    part.theta = network.flat.after(part.theta)
-    return {"outputs": shaped(training.forward.embeddings, wire or table.wire)}
 
 
 @op(

@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from tablepuppet.learn.solve.batches import run_batches
 from tablepuppet.learn.specs import Bottom, Hiding, TabNet
 from tablepuppet.learn.split.exchange import WHOLE, Exchange
 from tablepuppet.learn.split.flat import Adam
@@ -25,7 +26,7 @@ from tablepuppet.learn.split.ops import BatchNumber, Training, bottom_parameters
 from tablepuppet.learn.split.top import TorchTop
 from tablepuppet.learn.tables.network import need_torch
 from tablepuppet.learn.threads import one_thread
-from tablepuppet.mapping.batches import Batch, batches_of_epochs
+from tablepuppet.mapping.batches import Batch
 from tablepuppet.mapping.table_mapping import Floats, ShardRows
 from tablepuppet.operators.client import Pending
 from tablepuppet.party.arguments import Positive
@@ -114,37 +115,27 @@ class Pretraining:
         self.exchange, self.top, self.parts = exchange, top, parts
         self.model = exchange.model
         self._masks: dict[str, NDArray[np.bool_]] = {}  # by table: the last mask of every base row
+        self._error = 0.0  # of all batches of the epoch
 
     def run(self, rates: Sequence[float], size: int, seed: int, report: Callable[[int, float], bool]) -> None:
         """Epochs of mini-batches, one for each rate, until ``report(epoch, error)`` says to stop."""
+        rows = self.model.lou.client.rows
+
+        def ends(epoch: int) -> bool:
+            error, self._error = self._error / len(rows), 0.0
+            return report(epoch, error)
+
         with one_thread(need_torch()):
-            self._run(rates, size, seed, report)
+            run_batches(self.exchange, self, rows, rates, size, seed, ends)
         self.model.lou.ask("tabvfl.finetune", self.model.alone, **self.model.at_party)
         for part in self.model.shared.values():
             part.memory = Adam.over(len(part.theta))
 
-    def _run(self, rates: Sequence[float], size: int, seed: int, report: Callable[[int, float], bool]) -> None:
-        exchange, rows = self.exchange, self.model.lou.client.rows
-        upcoming = batches_of_epochs(rows, exchange.tables, size, seed, len(rates))
-        batch: Batch | None = next(upcoming)
-        found, total = exchange(None, {}, batch, rates[0]), 0.0
-        while batch is not None:
-            following, lr = next(upcoming, None), rates[batch.epoch - 1]
-            value, gradients = self._learn_batch(batch, found)
-            total += value * len(batch.rows)
-            self.top.step(lr, self.model.l2)
-            found = exchange(batch, gradients, following, lr)
-            if batch.is_last:
-                if report(batch.epoch, total / len(rows)):
-                    break
-                total = 0.0
-            batch = following
-
-    def _learn_batch(self, batch: Batch, found: Mapping[str, Floats]) -> tuple[float, dict[str, Floats]]:
-        """(The sum of the tables' errors, gradients by embeddings of distinct base rows) of a batch."""
+    def learn(self, batch: Batch, outputs: Mapping[str, Floats], lr: float) -> dict[str, Floats]:
+        """The step of encoder and decoder for a batch; gradients by embeddings of distinct base rows."""
         torch = need_torch()
         top = self.top
-        leaves = {alias: top.leaf(values) for alias, values in found.items()}
+        leaves = {alias: top.leaf(values) for alias, values in outputs.items()}
         index = {alias: torch.from_numpy(batch.base[alias]) for alias in leaves}
         gathered = {alias: leaf.index_select(0, index[alias]) for alias, leaf in leaves.items()}
         prior = {
@@ -157,7 +148,9 @@ class Pretraining:
         torch.autograd.backward(
             list(means.values()), [torch.from_numpy(gradients[alias]).to(top.flat.dtype) for alias in means]
         )
-        return value, {alias: leaf.grad.numpy() for alias, leaf in leaves.items()}
+        self._error += value * len(batch.rows)
+        top.step(lr, self.model.l2)
+        return {alias: leaf.grad.numpy() for alias, leaf in leaves.items()}
 
     def _mean(self, batch: Batch, alias: str, index: Any, decoded: Any) -> Any:
         """A table's part of the decoder's output: for each base row, the mean over its joined rows."""

@@ -15,12 +15,13 @@ from numpy.typing import NDArray
 from tablepuppet.learn.loss.divergence import Divergence
 from tablepuppet.learn.loss.joined_loss import JoinedLoss
 from tablepuppet.learn.rounds import Round
+from tablepuppet.learn.solve.batches import run_batches
 from tablepuppet.learn.split.exchange import Exchange
 from tablepuppet.learn.split.model import Embeddings
 from tablepuppet.learn.split.top import Top
 from tablepuppet.learn.tables.network import need_torch
 from tablepuppet.learn.threads import one_thread
-from tablepuppet.mapping.batches import Batch, batches_of_epochs
+from tablepuppet.mapping.batches import Batch
 from tablepuppet.mapping.joined_rows import SCORES
 from tablepuppet.mapping.table_mapping import Floats
 
@@ -36,53 +37,46 @@ def learn_by_batches(
     ``fixed`` are embeddings of tables that do not learn. The loss of a round is the mean over its batches, each
     measured before its step.
     """
+    head = BatchTop(exchange.model.top, exchange.model.l2, loss, dict(fixed or {}))
     # parties in this process compute at the same time; what overflows is found by its loss
     with one_thread(need_torch()), np.errstate(over="ignore", invalid="ignore"):
-        return _learn(exchange, loss, rates, size, seed, report, dict(fixed or {}))
+        run_batches(exchange, head, loss.rows, rates, size, seed, lambda epoch: report(head.round(epoch)))
+    return head.done
 
 
-def _learn(
-    exchange: Exchange, loss: JoinedLoss, rates: Sequence[float], size: int, seed: int,
-    report: Callable[[Round], bool], known: Embeddings,
-) -> Round:  # fmt: skip
-    top, l2, rows = exchange.model.top, exchange.model.l2, loss.rows
-    rows.reserve(SCORES)
-    divergence = Divergence(loss)
-    done, total, added = Round(0, 0.0, 0.0, np.zeros(loss.outputs), converged=False), 0.0, 0.0
-    upcoming = batches_of_epochs(rows, exchange.tables, size, seed, len(rates))
-    batch: Batch | None = next(upcoming)
-    found = exchange(None, {}, batch, rates[0])
-    while batch is not None:
-        following, epoch, lr = next(upcoming, None), batch.epoch, rates[batch.epoch - 1]
-        value, scores, gradients = _learn_batch(top, loss, batch, found, known)
-        rows.put(SCORES, batch.rows, scores)
-        total += value
-        divergence.check(epoch, total)
-        added += top.added * len(batch.rows)
-        top.step(lr, l2)
-        found = exchange(batch, gradients, following, lr)
-        if batch.is_last:
-            objective = (total + added) / len(rows) + 0.5 * l2 * top.square()
-            done = replace(done, number=epoch, objective=objective, loss=total / len(rows))
-            if report(done):
-                break
-            total = added = 0.0
-        batch = following
-    return done
+class BatchTop:
+    """Scores of a batch by a top network, from embeddings of tables that learn and of those that do not (``known``)."""
 
+    def __init__(self, top: Top, l2: float, loss: JoinedLoss, known: Embeddings):
+        self.top, self.l2, self.loss, self.known, self._divergence = top, l2, loss, known, Divergence(loss)
+        self._total = self._added = 0.0
+        self.done = Round(0, 0.0, 0.0, np.zeros(loss.outputs), converged=False)  # the last epoch
+        loss.rows.reserve(SCORES)
 
-def _learn_batch(
-    top: Top, loss: JoinedLoss, batch: Batch, found: Mapping[str, Floats], known: Embeddings
-) -> tuple[float, Array, dict[str, Floats]]:
-    """(Sum of losses, scores, gradients by embeddings of distinct base rows) of a batch; gradients of ``top`` too."""
-    learned = {alias: values[batch.base[alias]] for alias, values in found.items()}
-    scores = top.forward(
-        learned | {alias: loss.rows.taken_at(batch.rows, alias, values) for alias, values in known.items()}
-    ).astype(np.float64)
-    plain = scores[:, 0] if scores.shape[1] == 1 else scores
-    here = loss.pointwise.evaluate(plain, loss.rows.labels_of(batch.rows))
-    joined = top.backward((here.gradient / len(batch.rows)).reshape(scores.shape), found)
-    return here.value, plain, {alias: at_base_rows(batch, alias, values) for alias, values in joined.items()}
+    def learn(self, batch: Batch, outputs: Mapping[str, Floats], lr: float) -> dict[str, Floats]:
+        """The step of the top network; gradients by embeddings, summed at distinct base rows."""
+        top, rows = self.top, self.loss.rows
+        learned = {alias: values[batch.base[alias]] for alias, values in outputs.items()}
+        fixed = {alias: rows.taken_at(batch.rows, alias, values) for alias, values in self.known.items()}
+        scores = top.forward(learned | fixed).astype(np.float64)
+        plain = scores[:, 0] if scores.shape[1] == 1 else scores
+        here = self.loss.pointwise.evaluate(plain, rows.labels_of(batch.rows))
+        joined = top.backward((here.gradient / len(batch.rows)).reshape(scores.shape), outputs)
+        gradients = {alias: at_base_rows(batch, alias, values) for alias, values in joined.items()}
+        rows.put(SCORES, batch.rows, plain)
+        self._total += here.value
+        self._divergence.check(batch.epoch, self._total)
+        self._added += top.added * len(batch.rows)
+        top.step(lr, self.l2)
+        return gradients
+
+    def round(self, epoch: int) -> Round:
+        """The epoch that has ended."""
+        rows, total, added = len(self.loss.rows), self._total, self._added
+        self._total = self._added = 0.0
+        objective = (total + added) / rows + 0.5 * self.l2 * self.top.square()
+        self.done = replace(self.done, number=epoch, objective=objective, loss=total / rows)
+        return self.done
 
 
 def at_base_rows(batch: Batch, alias: str, values: Floats) -> Floats:

@@ -42,6 +42,7 @@ class FederatedModel(Holders):
         self.spec, self.l2, self.noise = spec, l2, noise
         self.loj = LearningOverJoin(rows)
         self.mean = np.zeros(spec.outputs)  # mean prediction over training rows, absorbed by the intercept
+        self.square = 0.0  # |theta|^2, as the last noisy steps left it
 
     def begin(self, seed: int, *, zero: bool = False) -> None:
         """Create the first parameters from the seed; with ``zero``, such that all predictions are zero."""
@@ -98,7 +99,7 @@ class FederatedModel(Holders):
 
     def prediction_bound(self, alias: str, theta: Array | None) -> float | None:
         """The clipping bound of noisy predictions; ``theta`` is None if the party holds the parameters."""
-        return None
+        return None if self.noise is None else self.noise.clip
 
     def noise_of(self, alias: str, theta: Array | None = None) -> dict[str, Any]:
         """The noise of predictions, with their clipping bound."""
@@ -143,8 +144,14 @@ class FederatedModel(Holders):
 
     @property
     def noise_ratio(self) -> float:
-        """The mean square of noise in predictions, relative to that of predictions without noise."""
-        return 0.0
+        """The mean square of noise in predictions, relative to that of predictions without noise.
+
+        These are about as large as parameters, and bounded.
+        """
+        if self.noise is None or self.noise.image is None:
+            return 0.0
+        most = len(self.tables) * self.noise.clip**2
+        return most * self.noise.image**2 / max(min(self.square, most), 1e-300)
 
     # What is saved.
 
@@ -162,7 +169,7 @@ class FederatedModel(Holders):
 
     def kept_bounds(self) -> dict[str, float]:
         """The clipping bound of noisy predictions, by table."""
-        return {}
+        return {} if self.noise is None else dict.fromkeys(self.tables, self.noise.clip)
 
 
 def _calm(block: Block, mean: Array, noise: float) -> None:

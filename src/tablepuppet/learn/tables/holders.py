@@ -8,7 +8,7 @@ saved.py.
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import numpy as np
@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from tablepuppet.errors import PrivacyError
 from tablepuppet.learn.tables.ops import restore_parameters
 from tablepuppet.learn.tables.outputs import TableOutputs, parties_of
-from tablepuppet.learn.tables.over_shards import OverShards, RowGradients, Stepped, Update
+from tablepuppet.learn.tables.over_shards import OverShards, RowGradients, Stepped, Updates
 from tablepuppet.learn.tables.parameters import TableParameters
 from tablepuppet.mapping.table_mapping import Floats, ShardRows
 from tablepuppet.operators.client import Client, Pending, Replies
@@ -126,23 +126,20 @@ class Holders(TableOutputs):
 
     # Steps.
 
-    def step(
-        self, update: Update, rows: RowGradients | None = None, instead: Instead | None = None, *,
-        by_table: Mapping[str, Mapping[str, Any]] | None = None, without: Collection[str] = (),
-    ) -> Stepped:  # fmt: skip
-        """Take an update at every table, whoever holds its parameters; return what tables answer.
+    def step(self, updates: Updates, rows: RowGradients | None = None, instead: Instead | None = None) -> Stepped:
+        """Take the updates of tables, whoever holds their parameters; return what tables answer.
 
-        ``rows`` are the gradients by predictions, ``by_table`` are arguments that differ, such as noise. ``instead``
-        are the substitutes for what a lost party returns; tables in ``without`` take no step and have no predictions.
+        ``rows`` are the gradients by predictions, ``instead`` are the substitutes for what a lost party returns.
         """
-        asked = [alias for alias in self.alone if alias not in without]
+        asked = [alias for alias in self.alone if alias in updates]
         held = self.lou.ask(
-            update.op, asked, by_alias=by_table, instead=instead, **self.at_party, **update.arguments, **self.precision,
+            _op_of(updates), asked, by_alias={alias: updates[alias].arguments for alias in asked}, instead=instead,
             by_shard=None if rows is None else lambda alias, shard: rows.held(self.lou, alias, shard),
+            **self.at_party, **self.precision,
         )  # fmt: skip
-        facts = self.over.step(update, rows)
+        facts = self.over.step(updates, rows) if self.together else {}
         parts = self.shared.items() if rows is None or rows.shows else ()
-        wanted = {alias: shown for alias, part in parts if alias not in without and (shown := update.shown(part))}
+        wanted = {alias: shown for alias, part in parts if alias in updates and (shown := updates[alias].shown(part))}
         applied = self.ask_shown(wanted, rows, instead)
         predictions, missed = self.joined(applied.read(), wanted), {alias: applied.missed(alias) for alias in wanted}
         replies = held.read()
@@ -150,11 +147,12 @@ class Holders(TableOutputs):
         predictions |= self.joined(replies, [alias for alias in asked if "outputs" in replies[alias][0]])
         return Stepped(predictions, {a: replies[a][0] for a in asked if a not in lost} | facts, lost, missed)
 
-    def tell(self, update: Update, without: Collection[str] = ()) -> None:
-        """Take an update that has no answer at every table; it travels with the next trip."""
-        asked = [alias for alias in self.alone if alias not in without]
-        self.lou.ask(update.op, asked, model=self.name, **update.arguments)
-        self.over.step(update, None)
+    def tell(self, updates: Updates) -> None:
+        """Take updates that have no answer; they travel with the next trip."""
+        asked = {alias: updates[alias].arguments for alias in self.alone if alias in updates}
+        self.lou.ask(_op_of(updates), asked, by_alias=asked, model=self.name)
+        if self.together:
+            self.over.step(updates, None)
 
     def ask_shown(
         self, wanted: Mapping[str, Mapping[str, Any]], rows: RowGradients | None, instead: Instead | None
@@ -247,3 +245,8 @@ class Holders(TableOutputs):
                 rule=error.rule,
             ) from error
         return Stored(part, thetas, kept, self._noise_to_keep())
+
+
+def _op_of(updates: Updates) -> str:
+    """The op of all updates; none if there are none."""
+    return next((update.op for update in updates.values()), "")

@@ -6,14 +6,12 @@ coordinator sends, since it holds those of a table with several shards.
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 from numpy.typing import NDArray
 
 from tablepuppet.errors import PartyError
 from tablepuppet.learn.specs import Spec
-from tablepuppet.learn.tables.noisy import noisy_gradient, noisy_predictions
+from tablepuppet.learn.tables.noisy import noisy_gradient
 from tablepuppet.learn.tables.parameters import (
     TableParameters,
     first_parameters,
@@ -21,6 +19,7 @@ from tablepuppet.learn.tables.parameters import (
     hold_parameters,
     parameters_for_predictions,
 )
+from tablepuppet.learn.tables.steps import released
 from tablepuppet.party.added_noise import PredictionNoise, SumNoise
 from tablepuppet.party.arguments import Seed
 from tablepuppet.party.local_table import LocalTable
@@ -30,8 +29,6 @@ from tablepuppet.party.returns import ASKED_OUTPUTS, ROW_OUTPUTS, THETA
 from tablepuppet.prep.encode.encode import encoded, encoded_for_noise, sealed
 
 Array = NDArray[np.float64]
-Floats = NDArray[np.floating[Any]]
-ROUNDING = 1e-13  # share of the variance of predictions that rounding errors may be
 Places = NDArray[np.int32]
 
 
@@ -60,15 +57,13 @@ def predict(
 
     If ``exact``, they are not rounded to the precision of the wire.
     """
-    part = parameters_for_predictions(table, model, sealed(table, view, encoding).width)
-    if noise is None:
-        with table.for_reply():
-            predictions = part.model.predict(part.theta, encoded(table, view, encoding))
-        return {"outputs": on_wire(predictions, table.wire, exact=exact)}
-    table.check_noisy()
-    hidden = encoded_for_noise(table, view, encoding)
-    bound = noise.bound if noise.bound is not None else part.bound
-    return {"outputs": noisy_predictions(table, hidden, part.model.by_row, part.theta, bound, noise.multiplier)}
+    data = sealed(table, view, encoding)
+    part, bound = parameters_for_predictions(table, model, data.width), None
+    if noise is not None:
+        table.check_noisy()
+        data = encoded_for_noise(table, view, encoding)
+        bound = noise.bound if noise.bound is not None else part.bound_of(part.theta)
+    return {"outputs": released(table, data, part.model, part.theta, noise, bound, exact=exact)}
 
 
 @op(
@@ -87,21 +82,17 @@ def apply(
     ``centre``, (outputs,), is subtracted before they are rounded to the precision of the wire, unless they are
     ``exact``.
     """
-    width = sealed(table, view, encoding).width
-    model = spec.over(width)
-    _check_shape(theta, spec.theta_shape(width))
-    if noise is None:
-        data = encoded(table, view, encoding)
-        data = data if places is None else data.rows(places)
-        predictions = model.predict(theta, data)
-        if centre is not None:
-            _check_shape(centre, (spec.outputs,))
-            predictions -= centre if predictions.ndim == 2 else centre[0]
-        return {"outputs": on_wire(predictions, table.wire, exact=exact)}
-    if places is not None or noise.bound is None:
-        raise PartyError("predictions with noise are those of all rows, and have a bound")
-    hidden = encoded_for_noise(table, view, encoding)
-    return {"outputs": noisy_predictions(table, hidden, model.by_row, theta, noise.bound, noise.multiplier)}
+    data = sealed(table, view, encoding)
+    model, bound = spec.over(data.width), None
+    _check_shape(theta, spec.theta_shape(data.width))
+    if centre is not None:
+        _check_shape(centre, (spec.outputs,))
+    if noise is not None:
+        if places is not None or centre is not None or noise.bound is None:
+            raise PartyError("predictions with noise are those of all rows, have a bound, and are not centred")
+        data, bound = encoded_for_noise(table, view, encoding), noise.bound
+    outputs = released(table, data, model, theta, noise, bound, places=places, centre=centre, exact=exact)
+    return {"outputs": outputs}
 
 
 @op(
@@ -128,19 +119,6 @@ def gradient(
     if places is not None:
         raise PartyError("a gradient with noise is that of all rows")
     return {"sums": noisy_gradient(table, encoded_for_noise(table, view, encoding), model.by_row, theta, rows, noise)}
-
-
-def on_wire(predictions: Floats, wire: str, *, exact: bool) -> Floats:
-    """Predictions in the precision of the wire.
-
-    They stay in double precision if they are ``exact``, or if rounding would show in how much they differ: if their
-    mean is large.
-    """
-    if exact or wire == "float64":
-        return predictions
-    rounded = predictions.astype(wire)
-    spread = float(np.square(predictions - predictions.mean(axis=0)).sum()) if len(predictions) else 0.0
-    return rounded if float(np.square(rounded - predictions).sum()) <= ROUNDING * spread else predictions
 
 
 def _check_shape(theta: Array, shape: tuple[int, ...]) -> None:

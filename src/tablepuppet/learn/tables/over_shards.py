@@ -1,9 +1,8 @@
-"""One step of a solver, whoever holds a table's parameters, and the coordinator's way to take it over several shards.
+"""What tables are given for a solver's step (steps.py), and the coordinator's way to take it over several shards.
 
-A solver writes what it does with a gradient once, as an `Update`. If a table has one shard, its party holds the
-parameters: the update's op sends it there, and the party computes the gradient from its own rows. If it has several,
-the coordinator holds them, and takes the same update with what shards return: a sum of their gradients (`ShardSums`),
-or what they agree on (`linear/consensus.py`, `network/admm.py`). Which of these it is, solvers do not ask.
+If a table has several shards, the coordinator holds the parameters. It takes an update with what shards return: a sum
+of their gradients (`ShardSums`), or what they agree on (`linear/consensus.py`, `network/admm.py`). Which of these it
+is, and whether a party holds the parameters instead, solvers do not ask.
 """
 
 from __future__ import annotations
@@ -16,41 +15,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tablepuppet.learn.tables.parameters import TableParameters
+from tablepuppet.learn.tables.steps import NOTHING, Facts, Update
 from tablepuppet.mapping.batches import Batch
 from tablepuppet.mapping.table_mapping import Floats, ShardRows
 from tablepuppet.operators.client import Replies
 from tablepuppet.operators.lou import LearningOverUnion
 
 Array = NDArray[np.float64]
-NOTHING: Array = np.zeros(())
-Facts = Mapping[str, Any]
-"""What a reply to an update has beside predictions."""
-
-
-class Update(Protocol):
-    """What a solver does at the parameters of one table."""
-
-    @property
-    def op(self) -> str:
-        """The op that does it at the party that holds them."""
-        ...
-
-    @property
-    def arguments(self) -> dict[str, Any]:
-        """The arguments of the op, beside the gradients of rows."""
-        ...
-
-    def take(self, part: TableParameters, sums: Array, total: Array) -> Facts:
-        """Do it at the coordinator; return the facts that the op would.
-
-        ``sums`` is the gradient by the parameters, ``total`` the sum over rows of the gradient by predictions; both are
-        `NOTHING` for an update without rows.
-        """
-        ...
-
-    def shown(self, part: TableParameters) -> dict[str, Any]:
-        """Which predictions are wanted afterwards: ``theta``, parameters or a direction, and how; empty: none."""
-        ...
+Updates = Mapping[str, Update]
+"""By table that takes a step; all of one kind."""
 
 
 @dataclass(frozen=True)
@@ -143,6 +116,14 @@ class Stepped:
         return [facts[fact] for facts in self.facts.values()]
 
 
+def taken(
+    updates: Updates, parts: Mapping[str, TableParameters], found: Mapping[str, tuple[Array, Array]] | None = None
+) -> dict[str, Facts]:
+    """The facts of updates that the coordinator takes, by table: with the sums that were found, if there are any."""
+    sums, stepping = found or {}, {alias: part for alias, part in parts.items() if alias in updates}
+    return {a: updates[a].take(part, *sums.get(a, (NOTHING, NOTHING))) for a, part in stepping.items()}
+
+
 class OverShards(Protocol):
     """How the coordinator takes updates of the tables whose parameters it holds."""
 
@@ -151,8 +132,8 @@ class OverShards(Protocol):
         """The parameters, by table."""
         ...
 
-    def step(self, update: Update, rows: RowGradients | None) -> dict[str, Facts]:
-        """Take an update at every such table; the facts of each. It makes the trips that it needs."""
+    def step(self, updates: Updates, rows: RowGradients | None) -> dict[str, Facts]:
+        """Take the updates of such tables; the facts of each. It makes the trips that it needs."""
         ...
 
 
@@ -174,19 +155,20 @@ class ShardSums:
     begin: Callable[[], None] | None = None
     parts: dict[str, TableParameters] = field(default_factory=dict)
 
-    def step(self, update: Update, rows: RowGradients | None) -> dict[str, Facts]:
-        """Add up the gradients of shards, and take the update with the sum."""
+    def step(self, updates: Updates, rows: RowGradients | None) -> dict[str, Facts]:
+        """Add up the gradients of shards, and take updates with the sums."""
         if rows is None or rows.is_empty:
-            return {alias: update.take(part, NOTHING, NOTHING) for alias, part in self.parts.items()}
-        found = self._sums(rows) if self.aliases else {}
+            return taken(updates, self.parts)
+        asked = [alias for alias in self.aliases if alias in updates]
+        found = self._sums(asked, rows) if asked else {}
         if self.begin is not None:
             self.begin()
-        return {alias: update.take(self.parts[alias], *each) for alias, each in found.items()}
+        return taken(updates, self.parts, found)
 
-    def _sums(self, rows: RowGradients) -> dict[str, tuple[Array, Array]]:
+    def _sums(self, aliases: list[str], rows: RowGradients) -> dict[str, tuple[Array, Array]]:
         """By table: the gradient by its parameters, and the sum of what was sent for it."""
         asked = self.lou.ask(
-            "model.gradient", self.aliases, by_alias={alias: self.sent(alias) for alias in self.aliases},
+            "model.gradient", aliases, by_alias={alias: self.sent(alias) for alias in aliases},
             by_shard=lambda alias, shard: rows.sent(self.lou, alias, shard),
             instead=None if self.noisy else self._left_out,
             bounds=lambda alias: {"sums": self.bound(alias, rows.values[alias])},
@@ -194,7 +176,7 @@ class ShardSums:
         replies: Replies = asked.read()
         return {
             alias: (self.lou.add(replies[alias], "sums"), rows.total(self.lou, alias, asked.missed(alias)))
-            for alias in self.aliases
+            for alias in aliases
         }
 
     def _left_out(self, alias: str, _: ShardRows) -> dict[str, Array]:

@@ -53,12 +53,11 @@ class TableParameters:
         """|theta|^2."""
         return float(np.vdot(self.theta, self.theta))
 
-    @property
-    def bound(self) -> float:
-        """The clipping bound of noisy predictions if the caller gives none."""
+    def bound_of(self, theta: Array) -> float:
+        """The clipping bound of noisy predictions with some parameters, if the caller gives none."""
         if not isinstance(self.memory, KnowsSize):
             raise PartyError("nothing is known of the size of predictions: say a bound")
-        return self.memory.bound(self.theta)
+        return self.memory.bound(theta)
 
     def remembered(self, kind: type[Memory]) -> Memory:
         """The memory of a solver; PartyError if another solver began the model."""
