@@ -112,16 +112,16 @@ class Stored:
         return found
 
 
-Shelves = Mapping[str, Mapping[str, Any]]
+Answers = Mapping[str, Mapping[str, Any]]
 """What parties answer about the parts that they keep, by party."""
 
 
-def _fingerprint(replies: Shelves, party: str, alias: str) -> str:
+def _fingerprint(replies: Answers, party: str, alias: str) -> str:
     """Of what a party says that it keeps of a table; empty if nothing."""
     return str(replies[party]["kept"].get(alias, "")) if party in replies else ""
 
 
-def _located(alias: str, kept: KeepingParty, replies: Shelves) -> KeepingParty:
+def _located(alias: str, kept: KeepingParty, replies: Answers) -> KeepingParty:
     """Who keeps a part, by what parties answered."""
     for party in sorted(replies, key=lambda party: party != kept.party):
         if _fingerprint(replies, party, alias) == kept.fingerprint:
