@@ -556,6 +556,7 @@ NO_REFUSAL = "no refusal"
 OTHERS = {
     "train the job again, with --overwrite": "followed in tests/test_run_folder.py",
     "so this run cannot go on from it: train it again, with --overwrite": "followed in tests/test_run_folder.py",
+    "write NAME=VALUE, such as --param since=2024-01-01": "followed in tests/test_cli.py",
     "lower the budgets by it if something was": NO_REFUSAL,
     "--end: name a session, or the first letters of one": "ended in tests/service/test_reload.py",
     "--sql goes with --as: say who would ask": "followed in tests/party/test_outlook.py",

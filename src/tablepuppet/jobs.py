@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
@@ -157,8 +157,8 @@ class Sides:
 class OtherQuery:
     """A query beside that of a job: SQL, or the job's own where there is none, and values of parameters."""
 
-    sql: str | None
-    params: dict[str, Any]
+    sql: str | None = None
+    params: dict[str, Any] = field(default_factory=dict)
 
 
 class Job(msgspec.Struct, forbid_unknown_fields=True):

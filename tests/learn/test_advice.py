@@ -15,6 +15,7 @@ import pytest
 from sklearn.linear_model import LogisticRegression, Ridge
 
 import tablepuppet as tp
+from tablepuppet.learn.loss.named_metrics import measure
 from tablepuppet.learn.registry import LEARNERS, learner
 from tests.advice import Advice, check_all_are_tried, said
 from tests.advised_shop import Shop
@@ -558,6 +559,23 @@ CASES = [
         "a round of lbfgs may need ",
         lambda shop: bank(shop, tp.MLPClassifier(hidden=(2,)), "max_prediction_rounds = 5"),
         lambda shop: bank(shop, tp.MLPClassifier(hidden=(2,), solver="admm"), "max_prediction_rounds = 5"),
+    ),
+    Advice(
+        "metrics are not negated here: write ",
+        lambda shop: tp.LogisticRegression().fit(late(shop)).evaluate(late(shop), metrics=["neg_log_loss"]),
+        lambda shop: (
+            dict(tp.LogisticRegression().fit(late(shop)).evaluate(late(shop), metrics=["log_loss"]))["log_loss"] > 0
+        ),
+    ),
+    Advice(
+        "is of two classes, and there are ",
+        lambda _: measure(["f1"], np.arange(3), np.eye(3), np.arange(3), None),
+        lambda _: measure(["f1_macro"], np.arange(3), np.eye(3), np.arange(3), None)["f1_macro"] == 1.0,
+    ),
+    Advice(
+        "has its own metrics: leave out metrics and threshold, or at_party",
+        lambda shop: tp.LogisticRegression().fit(late(shop)).evaluate(late(shop), metrics=["f1"], at_party=True),
+        lambda shop: tp.LogisticRegression().fit(late(shop)).evaluate(late(shop), metrics=["f1"]),
     ),
     Advice(": tp.bottom.register it", partial(registered, here=False), partial(registered, here=True)),
     Advice(

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
+from numpy.typing import NDArray
 from sklearn import metrics as sk
 
 import tablepuppet as tp
@@ -15,10 +16,10 @@ from tablepuppet.learn.loss.named_metrics import _OF_CLASSES, _OF_NUMBERS, measu
 RNG = np.random.default_rng(5)
 
 
-def chances(rows: int, classes: int) -> np.ndarray:
+def chances(rows: int, classes: int) -> NDArray[np.float64]:
     """Probabilities of classes."""
     raw = RNG.random((rows, classes))
-    return raw / raw.sum(axis=1, keepdims=True)
+    return np.asarray(raw / raw.sum(axis=1, keepdims=True))
 
 
 def by_scikit(name: str, labels: Any, values: Any) -> float:

@@ -23,7 +23,7 @@ import tablepuppet as tp
 from benchmarks.data import DATA, is_there
 from tablepuppet import prep
 from tablepuppet.errors import PartyError
-from tablepuppet.jobs import Run
+from tablepuppet.jobs import OtherQuery, Run
 from tablepuppet.party.ledger import Budget
 from tablepuppet.party.policy import Policy, TableRule
 from tablepuppet.party.service import HERE
@@ -586,7 +586,7 @@ def test_in_a_job_file(tmp_path: Path) -> None:
     done = Run.of_folder(tmp_path / "runs" / "returns", lambda _: None)
     assert done.model().encoding_.described[1].startswith("TargetEncode(folds=3, smooth='auto'")
     unlabelled = "SELECT o.price, o.day, i.weight FROM orders o JOIN items i USING (item_id)"
-    assert len(done.predict(unlabelled)) == 400
+    assert len(done.predict(OtherQuery(unlabelled))) == 400
 
 
 @pytest.mark.parametrize("name", ["movielens-1m", "mimic-iii-demo"])

@@ -36,8 +36,13 @@ NOTHING_ASKED = {
     "A positional reference": "refers to itself",
     "A hexadecimal number": "DuckDB reads a 0 that is called x1F",
 }
-NO_FILE = ("half\\ a\\ character", "nested\\ too\\ deeply", "SQL\\ ignores\\ case", "an\\ expression\\ has")
-"""Refusals that no golden file can hold, or that are of what parties publish: test_parse.py and test_catalog.py."""
+NO_FILE = (
+    "half\\ a\\ character", "nested\\ too\\ deeply", "SQL\\ ignores\\ case", "an\\ expression\\ has",
+    "params:\\ the", "is\\ a\\ list:", ":\\ a\\ parameter\\ is", "is\\ an\\ empty\\ list", "a\\ parameter\\ needs",
+)  # fmt: skip
+"""Refusals that no golden file can hold, or that are of what parties publish, or of values of parameters:
+test_parse.py, test_catalog.py and test_parameters.py.
+"""
 OTHER_FORM = "which cannot be a feature"
 """Values without a form that a model could use: the advice is to leave them out, or to select something else."""
 CHANGING = "the value must be the same whenever it is read"

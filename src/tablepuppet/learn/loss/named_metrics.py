@@ -106,8 +106,9 @@ def _guessed(chances: Array, threshold: float | None) -> NDArray[np.intp]:
 
 def _measured(name: str, predicted: Chances | Numbers) -> Measured:
     known = _OF_CLASSES if isinstance(predicted, Chances) else _OF_NUMBERS
-    compute = known.get(name) or partial(_pinball, alpha=float(name.removeprefix("pinball_")))
-    found = compute(predicted)
+    if isinstance(predicted, Numbers) and name not in known:
+        return {name: _pinball(predicted, float(name.removeprefix("pinball_")))}
+    found = known[name](predicted)
     return found if isinstance(found, Mapping) else {name: float(found)}
 
 
