@@ -69,12 +69,12 @@ def test_it_is_a_dict_and_prints_a_table(relation: tp.Relation) -> None:
     assert set(keys) <= set(report)
     assert json.loads(json.dumps(report)) == report
     lines = [line.split("│") for line in str(report).splitlines() if line.startswith("│")]
-    cells = {(line[1].strip(), line[2].strip()): [cell.strip() for cell in line[3:-1]] for line in lines}
-    assert cells["labels", "orders"] == ["2", "4", "20", "-", "0"]
+    cells = {line[1].strip(): [cell.strip() for cell in line[2:-1]] for line in lines}
+    assert cells["labels of orders"] == ["2", "4", "20", "-", "0"]
     features = report["tables"]["items"]
-    assert cells["features", "items"][0] == f"{features['epsilon']:.4g}"
-    assert cells["features", "items"][3:] == [f"{features['epsilon_given_messages']:.4g}", "1e-05"]
-    assert cells["features and label", "all tables"][0] == f"{report['total']['features_and_label']:.4g}"
+    assert cells["features of items"][0] == f"{features['epsilon']:.4g}"
+    assert cells["features of items"][3:] == [f"{features['epsilon_given_messages']:.4g}", "1e-05"]
+    assert cells["features and label of all tables"][0] == f"{report['total']['features_and_label']:.4g}"
     page = PrivacyReport._repr_html_(report)
     assert page.count("<table") == 1
     assert "factor of 7.4" in page
@@ -85,14 +85,23 @@ def test_rows_given_predictions(relation: tp.Relation) -> None:
     """Where predictions had no noise, the figures for several rows are those given predictions."""
     report = fitted(relation, **LABELS, **FEATURES).privacy_
     lines = [line.split("│") for line in str(report).splitlines() if line.startswith("│")]
-    cells = {line[1].strip(): [cell.strip() for cell in line[3:-1]] for line in lines}
-    assert cells["labels"] == ["2", "-", "4", "20", "0"]
+    cells = {line[1].strip(): [cell.strip() for cell in line[2:-1]] for line in lines}
+    assert cells["labels of orders"] == ["2", "-", "4", "20", "0"]
     given = [
         each["tables"]["items"]["epsilon_given_messages"] for each in (report, report.for_rows(2), report.for_rows(10))
     ]
-    assert cells["features"] == ["no promise", *(f"{value:.4g}" for value in given), "1e-05"]
+    assert cells["features of items"] == ["no promise", *(f"{value:.4g}" for value in given), "1e-05"]
     heads = next(line for line in str(report).splitlines() if line.startswith("┃")).split("┃")
-    assert [head.strip() for head in heads[3:-1]] == ["epsilon", "given predictions", "2 rows", "10 rows", "delta"]
+    assert [head.strip() for head in heads[2:-1]] == ["epsilon", "given predictions", "2 rows", "10 rows", "delta"]
+
+
+def test_what_is_not_promised_has_no_delta(relation: tp.Relation) -> None:
+    """With noise on labels alone nothing is promised of features, and a delta of 0 would read as more than that."""
+    rows = fitted(relation, **LABELS).privacy_.table_view().rows
+    assert {row[0]: row[-1] for row in rows} == {
+        "labels of orders": "0", "features of orders": "-", "features of items": "-",
+        "features and label of all tables": "-",
+    }  # fmt: skip
 
 
 def test_features_and_label_of_one_row_together(relation: tp.Relation) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,12 +14,13 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import tablepuppet as tp
+from tablepuppet.federation import PartyEntry
 from tablepuppet.prep.columns.ordered import DEPTHS, Bucket, values_of, words_of
 from tablepuppet.prep.explore.cells import LISTED, NEXT_NONE, SAMPLED, Cells, ColumnWords
 from tests.party.policed import CANARY, PIN, audit_lines, open_party, write_file
 from tests.party.policed import federation as policed
 from tests.prep.test_describe import as_number
-from tests.relations import COLUMNS, World, federation, oracle, record_wire, worlds
+from tests.relations import COLUMNS, World, federation, oracle, record_wire, worlds, write_party
 
 SHARES = [0.0, 0.1, 0.25, 0.5, 0.77, 1.0]
 FLOATS = st.one_of(st.floats(width=64), st.sampled_from([0.0, -0.0, 1.0, 1.0000000000000002, 5e-324, 1e300, np.inf]))
@@ -206,6 +208,28 @@ def test_columns_that_are_not_public_are_estimated(tmp_path: Path) -> None:
     assert (told.counts >= 5).all()
     assert str(PIN)[:6] not in str(found) + str(told) + str(relation.describe())
     assert CANARY not in str(audit_lines(tmp_path))
+
+
+def test_estimated_bins_of_whole_numbers(tmp_path: Path) -> None:
+    """At level aggregate they end at halves, and are as wide as they have different numbers: of ages that are equally
+    frequent none looks more frequent, and none has a fraction. Other numbers have bins that meet.
+    """
+    rows = np.arange(6000)
+    table = pa.table({"age": rows % 60 + 20, "half": (rows % 60 + 20) / 2})
+    party = PartyEntry(write_party(tmp_path, "p0", {"t": table}), {"t.age": "aggregate", "t.half": "aggregate"})
+    relation = tp.Federation({"p0": party}).sql("SELECT age, half FROM t")
+    ages, halves = relation.histogram("age", 20), relation.histogram("half", 20)
+    assert not ages.exact
+    assert len(ages.counts) > 10
+    assert (ages.edges % 1 == 0.5).all()
+    np.testing.assert_array_equal(ages.counts[1:-1], 100 * np.diff(ages.edges)[1:-1])
+    starts, ends = zip(*ages.ends(), strict=True)
+    assert [int(start) for start in starts[1:]] == [int(end) + 1 for end in ends[:-1]]
+    assert (halves.edges[1:-1] % 1 != 0.5).any()
+    page = relation.profile()._repr_html_()
+    low, high = re.findall(r'<text x="(?:0|300)" y="102"[^>]*>(?:≈ )?([^<]+)</text>', page)[:2]
+    assert low.isdigit()
+    assert high.isdigit()
 
 
 def test_refinements_are_counted(tmp_path: Path) -> None:

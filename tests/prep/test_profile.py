@@ -91,6 +91,15 @@ def test_no_number_is_cut_by_the_edge(tmp_path: Path) -> None:
     assert min(np.diff(places)) > 26  # and none touches the next
 
 
+def test_sql_breaks_between_words(tmp_path: Path) -> None:
+    """Notebooks break what is preformatted anywhere: a page and a card say that words stay whole."""
+    relation = federation(tmp_path, {"store": {"orders": pa.table({"year": np.arange(60)})}}).sql(
+        "SELECT * FROM orders"
+    )
+    assert ".tp-profile pre { white-space: pre-wrap; word-break: normal;" in relation.profile()._repr_html_()
+    assert re.search(r'<pre style="[^"]*word-break: normal;', relation._repr_html_())
+
+
 def test_a_logarithm_is_advised_for_a_right_tail_only(tmp_path: Path) -> None:
     """A column with a long tail to the left is said to have one, without that advice: a logarithm makes it longer."""
     tail = np.random.default_rng(0).lognormal(0, 2, 600)

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import io
 import re
+import sys
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 from rich.console import Console
@@ -15,7 +17,7 @@ from tablepuppet.runs import progress as module
 from tablepuppet.runs.events import Events, one_run
 from tablepuppet.runs.fitted_text import fitted
 from tablepuppet.runs.progress import LineReader, ProgressReader, SlowReader, default_readers
-from tests.terminal import rendered
+from tests.terminal import on_terminal, rendered
 
 
 def shown(columns: int) -> str:
@@ -206,6 +208,15 @@ def test_who_shows_the_progress_of_a_script() -> None:
     assert isinstance(default_readers(None, has_callbacks=False)[0], SlowReader)
     assert isinstance(default_readers(True, has_callbacks=True)[0], LineReader)
     assert default_readers(None, has_callbacks=True) == default_readers(False, has_callbacks=False) == []
+
+
+def test_lines_of_a_script_fit_its_window(tmp_path: Path) -> None:
+    """On a terminal no word is broken; in a file a line stays one."""
+    program = "from tablepuppet.runs.progress import _print; _print('converged after ' * 9)"
+    code, text = on_terminal([sys.executable, "-c", program], 40, 24, tmp_path)
+    assert code == 0
+    assert set(text.split()) == {"tablepuppet:", "converged", "after"}
+    assert len(text.splitlines()) > 3
 
 
 def test_lines_of_a_script_go_to_standard_error(capsys: pytest.CaptureFixture[str]) -> None:

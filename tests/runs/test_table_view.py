@@ -74,6 +74,15 @@ def test_records_are_a_list_that_a_notebook_shows_as_a_table() -> None:
     assert "<td" not in Records()._repr_html_()
 
 
+def test_a_history_shows_metrics_as_everywhere() -> None:
+    """Four digits of a metric and tenths of seconds; six of the loss, which changes little in the last rounds."""
+    rounds = Records(
+        [{"round": 1, "seconds": 0.0081264, "loss": 0.523425, "metric": 0.75, "validation_metric": 35990.4}]
+    )
+    cells = re.findall(r"<td [^>]*>([^<]*)<", rounds._repr_html_())
+    assert cells == ["1", "0.0", "0.523425", "0.7500", "35,990"]
+
+
 def test_named_numbers_are_a_dict_that_a_notebook_shows_as_a_table() -> None:
     """One column of numbers, or one per class."""
     assert NamedNumbers({"a.x": np.float64(1.5)}) == {"a.x": 1.5}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 from typing import Any
 
@@ -40,5 +41,11 @@ class App(typer.Typer):
         super().__init__(cls=_Group, no_args_is_help=True, **settings)
 
     def command(self, name: str | None = None, **settings: Any) -> Callable[[Any], Any]:
-        """A command of this set; ``rich_help_panel`` says who it is for."""
-        return super().command(name, cls=_Command, **settings)
+        """A command of this set; ``rich_help_panel`` says who it is for. Its docstring is its help."""
+
+        def add(function: Any) -> Any:
+            paragraphs = (inspect.getdoc(function) or "").split("\n\n")
+            text = "\n\n".join(" ".join(each.split()) for each in paragraphs)  # lines break where the window ends
+            return super(App, self).command(name, cls=_Command, help=text, **settings)(function)
+
+        return add

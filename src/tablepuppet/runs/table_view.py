@@ -23,7 +23,7 @@ from rich.table import Table as RichTable
 from rich.text import Text
 
 from tablepuppet.errors import without_controls
-from tablepuppet.runs.figures import shown
+from tablepuppet.runs.figures import fixed, number, shown
 from tablepuppet.runs.fitted_text import window_width
 from tablepuppet.runs.wide_table import WideTable
 from tablepuppet.spelling import hides, unknown_key
@@ -39,7 +39,8 @@ _ALIGNED = {
 }
 _MONOSPACE = "font-family: ui-monospace, SFMono-Regular, Menlo, Consolas, 'DejaVu Sans Mono', monospace;"
 _PREFORMATTED = (
-    f"overflow-x: auto; line-height: 1.25; {_MONOSPACE} color: inherit; background: none; border: none; white-space: "
+    f"overflow-x: auto; line-height: 1.25; {_MONOSPACE} color: inherit; background: none; border: none; "
+    "word-break: normal; overflow-wrap: break-word; white-space: "  # notebooks would break lines within words
 )
 _CARD = (
     "display: inline-block; max-width: 100%; box-sizing: border-box; padding: 0.6em 1em; color: inherit; "
@@ -185,10 +186,19 @@ class Records(list[dict[str, Any]], ArrowStream):
     def _repr_html_(self) -> str:
         names = list(dict.fromkeys(name for record in self for name in record))
         values = {name: [record.get(name) for record in self] for name in names}
-        cells = {name: [shown(value, 6) for value in column] for name, column in values.items()}
+        cells = {name: [_record_cell(name, value) for value in column] for name, column in values.items()}
         cells = {name: column for name, column in cells.items() if any(column)}  # what no record has is left out
         sides = {name.replace("_", " "): side(values[name]) for name in cells}
         return TableView("", sides, list(zip(*cells.values(), strict=True))).html()
+
+
+def _record_cell(name: str, value: Any) -> str:
+    """A metric as everywhere, tenths of seconds; of a loss more digits, since the last rounds gain little of it."""
+    if isinstance(value, float) and name == "seconds":
+        return fixed(value, 1)
+    if isinstance(value, float) and name in ("metric", "validation_metric"):
+        return number(value, zeros=True)
+    return shown(value, 6)
 
 
 class NamedNumbers(dict[str, Any]):

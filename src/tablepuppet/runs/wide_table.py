@@ -41,7 +41,7 @@ class WideTable:
         widths = [column.min_width or 0 for column in columns]
         whole, most = sum(widths) + BETWEEN * (len(widths) - 1), options.max_width
         framed = not most - FRAME < whole <= most
-        parts = [list(range(len(widths)))] if whole <= most else _cut(widths, most - FRAME)
+        parts = [list(range(len(widths)))] if whole <= most else _evenly_cut(widths, most - FRAME)
         for places in parts:
             taken = sum(widths[place] for place in places) + BETWEEN * (len(places) - 1) + FRAME * framed
             shown = _widened([columns[place] for place in places], most - taken)
@@ -78,6 +78,16 @@ def _widened(columns: list[Column], spare: int) -> list[Column]:
     for column, more in zip(found, wanted, strict=True):
         column.width = (column.min_width or 0) + int(share * more)
     return found
+
+
+def _evenly_cut(widths: list[int], most: int) -> list[list[int]]:
+    """As few parts as fit, about equally wide: no column is left over for a part of its own.
+
+    >>> _evenly_cut([4, 5, 5, 5, 5], 28), _evenly_cut([4, 5, 5, 5, 5], 36)
+    ([[0, 1, 2], [0, 3, 4]], [[0, 1, 2, 3, 4]])
+    """
+    fewest = len(_cut(widths, most))
+    return next(found for width in range(most + 1) if len(found := _cut(widths, width)) == fewest)
 
 
 def _cut(widths: list[int], most: int) -> list[list[int]]:

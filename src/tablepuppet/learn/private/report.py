@@ -109,17 +109,15 @@ class PrivacyReport(dict[str, Any]):
         given = math.isinf(self["epsilon"]) and math.isfinite(self["epsilon_given_messages"])
         names = ["epsilon" if self.get("rows", 1) == 1 else f"epsilon, {_rows(self['rows'])}", *map(_rows, groups)]
         names.insert(1 if given else len(names), "given predictions")
-        columns: dict[str, Align] = {
-            "what": "left",
-            "of table": "left",
-            **dict.fromkeys(names, "right"),
-            "delta": "right",
-        }
+        columns: dict[str, Align] = {"what": "left", **dict.fromkeys(names, "right"), "delta": "right"}
         rows = []
         for (what, table, epsilon, given_it), *others in zip(self._figures(), *of_groups, strict=True):
             cells = [epsilon, *(other[3] if given and other[3] is not None else other[2] for other in others)]
             cells.insert(1 if given else len(cells), given_it)
-            rows.append([what, table, *map(shown, cells), f"{0 if given_it is None else self['delta'] or 0:g}"])
+            promised = math.isfinite(epsilon if given_it is None else min(epsilon, given_it))
+            delta = f"{0 if given_it is None else self['delta'] or 0:g}" if promised else NOT_APPLICABLE
+            # In one column: where a window takes several tables, each has the first one beside it.
+            rows.append([f"{what} of {table}", *map(shown, cells), delta])
         return TableView("", columns, rows)
 
     def _figures(self) -> list[tuple[str, str, float, float | None]]:

@@ -112,10 +112,11 @@ class Histogram(TableResult):
         noise = f", each count ± {number(self.noise, 3)}; {self.spent}" if self.spent else ""
         return TableView(f"{self.column.name}{noise}", {**aligned([], [*heads, "joined rows"]), "": "left"}, rows)
 
-    def ends(self) -> list[list[str]]:
+    def ends(self, edges: Array | None = None) -> list[list[str]]:
         """From where to where each bin goes, as it is shown; of whole numbers, the least and the greatest in it."""
-        lows, highs = self.edges[:-1], self.edges[1:]
-        if self.exact and family(self.column.type) is Family.INTEGER:
+        edges = self.edges if edges is None else edges
+        lows, highs = edges[:-1], edges[1:]
+        if self.spent is None and family(self.column.type) is Family.INTEGER:
             lows, last = np.ceil(lows), np.floor(highs[-1:])
             highs = np.append(lows[1:] - 1, last)
         return [[self.label(low), self.label(high)] for low, high in zip(lows.tolist(), highs.tolist(), strict=True)]
@@ -253,16 +254,20 @@ def _edges(column: OutputColumn, known: NumberSummary, bins: int, fits_whole: bo
 
 
 def _of_cells(known: Distribution, bins: int, missing: int) -> Histogram:
-    """Bins that end where cells end, with at least their share of the rows each."""
+    """Bins that end where cells end, with at least their share of the rows each; of whole numbers, at halves."""
     if not known.total:
         return Histogram(known.column, np.zeros(0), np.zeros(0), missing, exact=False)
     low = int(known.cells["lows"].min())
     points, below = known.curve(low, known.highest)
+    words = np.array([min(low + int(point), known.highest) for point in points], np.uint64)
+    edges = values_of(words)
+    if family(known.column.type) is Family.INTEGER:
+        fits = np.abs(edges) < MOST_WHOLE
+        edges[fits] = np.append(np.ceil(edges[:-1]) - 0.5, np.floor(edges[-1:]) + 0.5)[fits]
     kept = [0]
     for place in range(1, len(points)):
-        if below[place] - below[kept[-1]] >= known.total / bins:
+        if edges[place] != edges[kept[-1]] and below[place] - below[kept[-1]] >= known.total / bins:
             kept.append(place)
     kept[-1] = len(points) - 1 if len(kept) > 1 else kept[-1]
     kept = kept if len(kept) > 1 else [0, len(points) - 1]
-    words = np.array([min(low + int(points[place]), known.highest) for place in kept], np.uint64)
-    return Histogram(known.column, values_of(words), np.diff(below[kept]), missing, exact=False)
+    return Histogram(known.column, edges[kept], np.diff(below[kept]), missing, exact=False)

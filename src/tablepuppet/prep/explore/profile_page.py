@@ -36,7 +36,8 @@ STYLE = """
 .tp-profile { font: 14px/1.45 system-ui, sans-serif; color: inherit; max-width: 76em; }
 .tp-profile h1 { font-size: 1.5em; margin: 0 0 .3em; } .tp-profile h2 { font-size: 1.15em; margin: 1.6em 0 .6em; }
 .tp-profile pre { font-family: ui-monospace, Menlo, Consolas, 'DejaVu Sans Mono', monospace; }
-.tp-profile pre { white-space: pre-wrap; border-left: 3px solid #8885; padding: .2em .8em; opacity: .8; }
+.tp-profile pre { white-space: pre-wrap; word-break: normal; overflow-wrap: break-word; }
+.tp-profile pre { border-left: 3px solid #8885; padding: .2em .8em; opacity: .8; }
 .tp-profile ul { list-style: none; padding: 0; margin: 0; }
 .tp-profile li { display: flex; padding: .25em 0; border-top: 1px solid #8883; }
 .tp-profile .kind { flex: none; width: 9.5em; font-weight: 600; color: #b8560c; }
@@ -47,7 +48,7 @@ STYLE = """
 .tp-profile .small { opacity: .65; font-size: .88em; }
 .tp-profile dl { display: grid; grid-template-columns: auto 1fr auto 1fr; gap: 0 .7em; margin: .5em 0 0; }
 .tp-profile dl { font-size: .88em; }
-.tp-profile dt { opacity: .65; } .tp-profile dd { margin: 0; overflow-wrap: anywhere; }
+.tp-profile dt { opacity: .65; white-space: nowrap; } .tp-profile dd { margin: 0; overflow-wrap: anywhere; }
 .tp-profile dd { font-variant-numeric: tabular-nums; }
 .tp-profile svg { width: 100%; height: auto; display: block; margin-top: .5em; }
 .tp-profile .bar { fill: #3b7dd8; } .tp-profile svg text { fill: currentColor; font-size: 10px; }
@@ -302,8 +303,8 @@ def _histogram(found: Histogram) -> str:
         bars.append(
             f'<rect class="bar" x="{left:.1f}" y="{HEIGHT - height:.1f}" width="{size:.1f}" height="{height:.1f}"/>'
         )
-    shown = found.ends()
-    ends = (shown[0][0], shown[-1][1]) if found.exact else ("≈ " + found.label(first), found.label(last))
+    ends = found.ends(np.array([first, last]))[0]
+    ends[0] = ends[0] if found.exact else f"≈ {ends[0]}"
     labels = (
         f'<text x="0" y="{HEIGHT + 12}">{_text(ends[0])}</text>'
         f'<text x="{WIDTH}" y="{HEIGHT + 12}" text-anchor="end">{_text(ends[1])}</text>'
