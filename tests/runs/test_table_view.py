@@ -89,6 +89,13 @@ def test_named_numbers_are_a_dict_that_a_notebook_shows_as_a_table() -> None:
     printed = str(NamedNumbers({"a.x": np.float64(1.23456)}, ["coefficient"]))
     assert "│ a.x │       1.235 │" in printed
     assert "float64" not in printed
+    two = NamedNumbers({"a.x": np.array([1.5, -2]), "a.k=0": np.array([0, 1])}, ["no", "yes"], lambda: {"a.k=0": "red"})
+    assert two.to_arrow().to_pylist() == [
+        {"name": "a.x", "category": None, "no": 1.5, "yes": -2.0},
+        {"name": "a.k=0", "category": "red", "no": 0.0, "yes": 1.0},
+    ]
+    assert NamedNumbers({"a.x": 2.0}).to_pandas().to_dict("list") == {"name": ["a.x"], "value": [2.0]}
+    assert NamedNumbers({}).to_arrow().num_rows == 0
     html = NamedNumbers({"a.x": np.array([1.5, -2]), "<y>": np.array([0, 12345.678])}, ["no", "<yes>"])._repr_html_()
     assert re.findall(r"<t[hd] [^>]*>([^<]*)<", html) == [
         "", "no", "&lt;yes&gt;", "a.x", "1.5", "-2", "&lt;y&gt;", "0", "12,346",

@@ -20,7 +20,8 @@ from tablepuppet.party.config import PartyFile, is_loopback
 from tablepuppet.party.database import SourceTable
 from tablepuppet.party.databases.delivering import check_database
 from tablepuppet.party.databases.names import UnknownNameError
-from tablepuppet.party.delivery import PredictionsEntry, check_place
+from tablepuppet.party.delivered_file import check_place
+from tablepuppet.party.delivery import PredictionsEntry
 from tablepuppet.party.ledger import FILE, Account, Budget, Ledger
 from tablepuppet.party.lint import lint
 from tablepuppet.party.policy import ANONYMOUS, ColumnRule, Embeddings, Level, Policy, Use

@@ -201,7 +201,7 @@ def _record_cell(name: str, value: Any) -> str:
     return shown(value, 6)
 
 
-class NamedNumbers(dict[str, Any]):
+class NamedNumbers(dict[str, Any], ArrowStream):
     """Numbers, or arrays of one number per head, by name: a dict that is printed, and shown in a notebook, as a table.
 
     ``meanings`` gives, when the table is shown, what some of the names mean.
@@ -230,6 +230,14 @@ class NamedNumbers(dict[str, Any]):
 
     def _repr_html_(self) -> str:
         return self._view().html()
+
+    def to_arrow(self) -> pa.Table:
+        """One row per name: the name, what it means if that is known, and its numbers."""
+        known, numbers = self.meanings(), np.array([np.ravel(value) for value in self.values()], np.float64)
+        columns: dict[str, Any] = {"name": list(self)}
+        if known:
+            columns["category"] = [known.get(name) for name in self]
+        return pa.table(columns | dict(zip(self.heads, numbers.reshape(len(self), len(self.heads)).T, strict=True)))
 
     def _view(self) -> TableView:
         known = self.meanings()
