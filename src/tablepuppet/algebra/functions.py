@@ -61,11 +61,11 @@ class Function:
     constants: Array  # (constants, columns)
 
     def of(self, columns: NDArray[np.integer]) -> Function:
-        """The same for some of the columns."""
+        """The function of some of the columns."""
         return Function(self.steps, self.constants[:, columns])
 
     def less(self, constants: Array) -> Function:
-        """The same less a constant for each column."""
+        """The function less a constant for each column."""
         step: FunctionStep = ("subtract", len(self.steps), -1 - len(self.constants))
         return Function((*self.steps, step), np.concatenate([self.constants, constants[None]]))
 

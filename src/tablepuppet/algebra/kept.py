@@ -280,7 +280,7 @@ class KeptArray(NDArrayOperatorsMixin):
         return self.elementwise(name, *inputs) if name in OF_ONE or name in OF_TWO else None
 
     def copy(self) -> KeptArray:
-        """The same numbers, which stay as they are when these are changed in place; nothing is asked."""
+        """A vector of these numbers, which stays as it is when this one is changed in place; nothing is asked."""
         return KeptArray(self.keeper, self.slot, self.shape, self.dtype.type)
 
     def elementwise(self, name: str, *inputs: Any) -> KeptArray:

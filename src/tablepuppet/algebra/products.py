@@ -88,7 +88,7 @@ class TableProducts:
         self._lou = placement.lou
 
     def of_columns(self, places: NDArray[np.intp]) -> TableProducts:
-        """The same, but only tables with these columns are asked; other columns come out as 0."""
+        """Products that ask only tables with these columns; other columns come out as 0."""
         blocks = {alias: self.blocks[alias] for alias in self.tables}
         wanted = [a for a, block in blocks.items() if np.any((places >= block.start) & (places < block.stop))]
         if len(wanted) == len(self.tables):
@@ -98,7 +98,7 @@ class TableProducts:
         return found
 
     def over(self, rows: JoinedRows, firsts: dict[str, Index], cells: dict[str, EncodedTable]) -> TableProducts:
-        """The same over other joined rows (`distinct.py`).
+        """Products over other joined rows (`distinct.py`).
 
         If ``firsts`` has a table, only these of its base rows are left. ``cells`` are of tables whose rows are here. It
         has what programs ask of such rows: `ask_nearest`, `ask_sums_by` and `gathered`.
@@ -109,7 +109,7 @@ class TableProducts:
         return found
 
     def uncentred(self) -> TableProducts:
-        """The same columns as they are, from which parties subtract nothing: equal numbers stay equal."""
+        """Products with columns from which parties subtract nothing: equal numbers stay equal."""
         if not self.centres.any():
             return self
         found = copy(self)

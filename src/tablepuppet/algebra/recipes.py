@@ -50,7 +50,7 @@ class Recipe:
         return Recipe(self.places, self.function, scale, shift)
 
     def less(self, constants: Array) -> Recipe:
-        """The same columns, made of the function less a constant for each, which are added here."""
+        """These columns, made of the function less a constant for each, which is added here."""
         assert self.function is not None, "columns without a function are centred by their encoders"
         return Recipe(self.places, self.function.less(constants), self.scale, self.shift + self.scale * constants)
 

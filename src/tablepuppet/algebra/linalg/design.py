@@ -39,30 +39,30 @@ def centred_gram(gram: Array) -> Array:
 
 
 class Design(ProductOperator):
-    """D = [1, (X - offsets) / scales] as a `LinearOperator`; ``names`` are those of its columns, ``kept`` their places
-    in X.
+    """D = [1, (X - offsets) / scales] as a `LinearOperator`; ``names`` are those of its columns, ``places`` where
+    these are in X.
 
     ``all_columns`` keeps the first columns of category groups, for what is not singular with them.
     """
 
-    def __init__(self, matrix: LazyArray, all_columns: bool = False, kept: Sequence[int] | None = None):
-        if kept is None:
+    def __init__(self, matrix: LazyArray, all_columns: bool = False, places: Sequence[int] | None = None):
+        if places is None:
             left_out = set() if all_columns else set(matrix.first_categories)
-            kept = [place for place in range(matrix.shape[1]) if place not in left_out]
-        self.matrix, self.kept = matrix, np.array(kept, np.intp)
+            places = [place for place in range(matrix.shape[1]) if place not in left_out]
+        self.matrix, self.places = matrix, np.array(places, np.intp)
         self._columns, offsets, scales = matrix.standardised()
-        self.offsets, self.scales = offsets[self.kept], scales[self.kept]
-        self.names = [INTERCEPT, *(matrix.columns[place] for place in self.kept)]
+        self.offsets, self.scales = offsets[self.places], scales[self.places]
+        self.names = [INTERCEPT, *(matrix.columns[place] for place in self.places)]
         super().__init__((matrix.shape[0], len(self.names)))
 
     def only(self, places: Sequence[int]) -> Design:
         """The intercept, and those of the columns after it that have these numbers."""
-        return Design(self.matrix, kept=[int(self.kept[place]) for place in places])
+        return Design(self.matrix, places=[int(self.places[place]) for place in places])
 
     def expanded(self, coefficients: Array) -> Array:
         """Coefficients by the columns of X, without the intercept; those left out are zero."""
         found: Array = np.zeros((self.matrix.shape[1], *coefficients.shape[1:]))
-        found[self.kept] = coefficients[1:]
+        found[self.places] = coefficients[1:]
         return found
 
     def own_units(self, coefficients: Array) -> Array:
@@ -103,15 +103,15 @@ class Design(ProductOperator):
         given = values if isinstance(values, KeptArray) else np.asarray(values, np.float64)
         sums = given.ask_sums() if isinstance(given, KeptArray) else Result(lambda: given.sum(axis=0))
         products = self._columns.ask_transposed_times(given, exact)
-        return Result(lambda: np.concatenate([sums.read()[None], products.read()[self.kept]]))
+        return Result(lambda: np.concatenate([sums.read()[None], products.read()[self.places]]))
 
     def gram(self, weights: Array | None = None) -> Array:
         """D^T diag(weights) D, without weights D^T D; one trip for one table, else two."""
         columns = self._columns
         asked = columns.ask_column_sums() if weights is None else columns.ask_transposed_times(weights, exact=True)
-        within = columns.gram(weights)[np.ix_(self.kept, self.kept)]
+        within = columns.gram(weights)[np.ix_(self.places, self.places)]
         total = self.shape[0] if weights is None else weights.sum()
-        sums = asked.read()[self.kept]
+        sums = asked.read()[self.places]
         return np.block([[np.array([[float(total)]]), sums[None]], [sums[:, None], (within + within.T) / 2]])
 
     def equations(self, values: Array, progress: Progress) -> tuple[Array, Array]:

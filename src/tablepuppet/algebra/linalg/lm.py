@@ -52,7 +52,7 @@ class LM(EstimatedFit):
 
     @property
     def adjusted_r2(self) -> float:
-        """The same, corrected for the number of coefficients."""
+        """R-squared, corrected for the number of coefficients."""
         return 1 - (1 - self.r2) * (self.rows - 1) / (self.rows - self._parameters)
 
     @property

@@ -281,7 +281,7 @@ class Draft:
         return Moments.of(found)
 
     def usable(self, column: Column) -> Later[Moments]:
-        """The same; LearnError if numbers are too large to be squared."""
+        """Moments of a column that a step scales; LearnError if numbers are too large to be squared."""
         return Later(partial(self._small, column.column), self.moments(column))
 
     def _small(self, column: OutputColumn, found: Moments) -> Moments:

@@ -94,7 +94,7 @@ class Pipeline:
         return cls([_step(entry) for entry in entries])
 
     def plain(self) -> list[dict[str, Any]]:
-        """The same as a job file writes it."""
+        """As a job file writes it: see `of_plain`."""
         found = []
         for step in self.steps:
             given = {each.name: getattr(step, each.name) for each in fields(step)}
