@@ -24,9 +24,9 @@ from tablepuppet.party.blind import derive_key
 from tablepuppet.party.grant import Grant
 from tablepuppet.party.local_table import LocalTable, category_secret
 from tablepuppet.party.origins import Reached
+from tablepuppet.prep.columns.pair_groups import Patterns
 from tablepuppet.prep.encode.frame import Frame
 from tablepuppet.prep.explore.cells import ColumnWords
-from tablepuppet.prep.explore.pair_groups import Patterns
 
 
 @dataclass(frozen=True)

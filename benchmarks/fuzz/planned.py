@@ -86,6 +86,7 @@ def run_planned(folder: Path, seed: int, counts: Counter[tuple[str, str]], compa
         ("prep.sums", {"blinding": "b", **both, "wanted": ["both"], "steps": flags}),
         ("prep.sums", {"blinding": "b", **both, "wanted": ["d"], "steps": [Fill("d", 3.0)]}),
         *((name, given) for learned in (True, False) for name, given in _learned(both | one, learned)),
+        *_learned({"columns": ["x", "z", "s"], "categories": [], "means": np.zeros(3), "scales": np.ones(3)}, True),
     ]
     for op, given in asked:
         compare(op, given, [world.ask(op, {"view": "v", **given}) for world in worlds], False, counts)

@@ -176,6 +176,49 @@ def test_pairs_in_a_gram_matrix(tmp_path: Path, seed: int) -> None:
     np.testing.assert_allclose(one[np.ix_(of_t, others)], expected)
 
 
+def gram_of(folder: Path, cells: dict[str, list[Any]], columns: list[str], **given: Any) -> NDArray[np.float64]:
+    """The Gram matrix of columns of numbers, and of the categories a and b of t, if that is asked for."""
+    unset: dict[str, list[Any]] = {name: [None] * 60 for name in "xztdys"} | {"id": list(range(60))}
+    party = world(folder, unset | cells, Policy(others=replace(AGGREGATE.others or TableRule(), matrix=False)))
+    if given.get("categories"):
+        key = party.table.category_key("e", "t")
+        given["digests0"] = blind([pa.chunked_array([pa.array(["a", "b"])])], ["text"], key).digests
+    shape = {"means": np.zeros(len(columns)), "scales": np.ones(len(columns))}
+    ask(party, "encode.build", encoding="e", **{"columns": columns, "categories": [], "learned": True} | shape | given)
+    return np.asarray(ask(party, "matrix.gram", encoding="e", joined_rows=1)["gram"])
+
+
+@pytest.mark.parametrize(("differ", "is_told"), [(2, False), (0, True), (7, True)])
+def test_nested_rows_in_a_gram_matrix(tmp_path: Path, differ: int, is_told: bool) -> None:
+    """Numbers that are all one, where there are any, make the products with a third column its sums over their rows; so
+    do any numbers that the caller scales. Two such sums never differ by few rows, whose sum they would tell.
+    """
+    one = {"x": [float(n) for n in range(60)], "z": [1] * 40 + [None] * 20}
+    cells = one | {"s": [0.5] * (40 - differ) + [None] * (20 + differ)}
+    found = gram_of(tmp_path / "one", cells, ["x", "z", "s"])
+    assert found[0, 1] == sum(range(40))
+    assert (found[0, 2] == sum(range(40 - differ)) / 2) == is_told
+    varied = cells | {"s": [None if each is None else n / 7 for n, each in enumerate(cells["s"])]}
+    large = {"means": np.array([0.0, 0.0, -1e30]), "scales": np.array([1.0, 1.0, 1e30])}
+    scaled = gram_of(tmp_path / "scaled", varied, ["x", "z", "s"], **large)
+    assert scaled[2, 2] == 40 - differ
+    assert (scaled[0, 2] == sum(range(40 - differ))) == is_told
+
+
+@pytest.mark.parametrize("missing", [0, 2, 20])
+def test_what_follows_from_a_gram_matrix(tmp_path: Path, missing: int) -> None:
+    """Pairs of columns with enough rows behind them are exact. The sums of a column where few rows have no other are
+    not, nor those of categories that few rows have neither of.
+    """
+    number = [float(n) for n in range(60)]
+    cells = {"x": number, "t": ["a", "b"] * 30, "z": [None] * missing + [1] * (60 - missing)}
+    found = gram_of(tmp_path / "one", cells, ["x", "z"], categories=[("t", "text")])
+    by_word = [sum(number[start::2]) for start in (0, 1)]
+    assert sorted(found[0, 2:].tolist()) == by_word
+    assert (found[0, 1] == sum(number[missing:])) == (missing != 2)
+    assert found[1, 2] == (60 - missing) / 2
+
+
 def check_groups(party: World, number: str, by: str, known: dict[bytes, float], missing: float) -> None:
     """Groups, the rows of a group without a number, and the rows with a number in no group."""
     [sums] = ask(party, "statistics.numbers", columns=[number])["sums"]

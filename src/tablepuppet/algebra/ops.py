@@ -186,7 +186,7 @@ def gram(
     data, weights, rows = encoded(table, view, encoding), joined_counts(table, view), table.view(view)
     found, fewest = data.gram(weights, centres), np.zeros(1, np.int64)
     if table.grant.rules.min_group > 1 and not table.grant.rules.matrix:  # else the caller may have single rows
-        fewest = fewest_rows(data, rows.firsts)
+        fewest = fewest_rows(data, rows.firsts, table.grant.rules.min_group)
         few = ~table.grant.is_group(fewest)
         found, fewest = without_pairs(data, found, weights, centres, few), np.where(few, 0, fewest)
     return {"gram": Grouped(found / joined_rows, fewest)}

@@ -33,7 +33,7 @@ from tablepuppet.prep.columns.selected import is_public
 from tablepuppet.prep.columns.statistics import KeyFamily, check_family, key_family
 from tablepuppet.prep.columns.values import numbers
 from tablepuppet.prep.encode.encoded_table import EncodedTable, KnownCategories, SealedTable
-from tablepuppet.prep.encode.frame import Apart, Frame
+from tablepuppet.prep.encode.frame import Frame, Mask
 from tablepuppet.prep.encode.program import Shapes, check_steps, inverse, run, to_predict
 from tablepuppet.prep.encode.specs import StepSpec
 from tablepuppet.runs.events import Events
@@ -380,7 +380,7 @@ def _rows_of(
     table, view, private = frame.table, frame.view, frame.private
     run(steps, frame)
     rows = len(table.view(view).row_ids)
-    dense, apart = np.empty((rows, len(shapes.numbers))), list[Apart | None]()
+    dense, apart = np.empty((rows, len(shapes.numbers))), list[Mask | None]()
     hides_pairs = frame.learned and table.grant.rules.min_group > 1 and not table.grant.rules.matrix
     names = shapes.numbers
     for part in pieces(len(names), max(rows, 1), BLOCK):

@@ -14,7 +14,7 @@ from tablepuppet.arrays import take
 from tablepuppet.errors import PartyError
 from tablepuppet.party.allowance import check_memory, check_reply, check_time
 from tablepuppet.pieces import pieces
-from tablepuppet.prep.encode.frame import Apart
+from tablepuppet.prep.encode.frame import Mask
 from tablepuppet.privacy.clip import lengths_of
 
 if TYPE_CHECKING:
@@ -71,7 +71,7 @@ class EncodedTable:
     codes: tuple[NDArray[np.int32], ...]  # per category column, -1 for none
     sizes: tuple[int, ...]
     known: tuple[KnownCategories, ...] = ()
-    apart: tuple[Apart | None, ...] = ()  # by number, if that is known; see gram_groups.py
+    apart: tuple[Mask | None, ...] = ()  # by number, if that is known; see gram_groups.py
 
     @property
     def width(self) -> int:

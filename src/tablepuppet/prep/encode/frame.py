@@ -38,17 +38,6 @@ class NumberColumn:
 
 
 @dataclass(frozen=True)
-class Apart:
-    """Rows of a column of numbers that differ from its others: those with a number, or those with a flag.
-
-    Of a ``flag``, sums over the others can be computed too.
-    """
-
-    rows: Mask
-    flag: bool
-
-
-@dataclass(frozen=True)
 class CodedColumn:
     """Codes, -1 where a row has none; which rows have no value at all; and the digests that the codes come from."""
 
@@ -94,13 +83,17 @@ class Frame:
             self._had[name] = present
         return NumberColumn(values, present)
 
-    def apart(self, name: str) -> Apart | None:
-        """Rows of a column of numbers by which it differs from one of any numbers; steps may have filled others."""
+    def apart(self, name: str) -> Mask | None:
+        """Rows of a column of numbers by which it differs from one of any numbers: those with a number, as steps may
+        have filled others, or those with a flag.
+
+        Who scales and shifts numbers can make any of them a flag of which rows have one.
+        """
         column, had, firsts = self.number(name), self._had.get(name), self.table.view(self.view).firsts
         if had is not None or not column.present.all():
-            return Apart(column.present if had is None else had, False)
+            return column.present if had is None else had
         unusual = column.is_unusual(firsts)
-        return Apart(unusual, True) if 2 * np.count_nonzero(unusual) < len(unusual) else None
+        return unusual if 2 * np.count_nonzero(unusual) < len(unusual) else None
 
     def coded(self, name: str) -> CodedColumn:
         """A column of codes."""

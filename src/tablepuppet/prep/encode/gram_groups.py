@@ -6,46 +6,54 @@ with each other, which follows from their own sums. Learners use a Gram matrix f
 what they converge to.
 
 An entry of two categories is a number of rows, one of a category and a number the sum over its rows, and one of two
-flags counts those that have both. Entries of the rows without a category, or without a flag, follow from others. A
-number that is missing in some rows adds nothing there, so its sums are over those that have it.
+flags counts those that have both. A number that is missing in some rows is a flag too: whoever scales it by a large
+number has made it one. Entries of the rows without a category, or without a flag, follow from others, and so do
+differences of the sums of a column over the rows of two flags (pair_groups.py).
 """
 
 from __future__ import annotations
+
+from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
 
 from tablepuppet.arrays import Array
 from tablepuppet.party.allowance import check_time
+from tablepuppet.prep.columns.pair_groups import Patterns
 from tablepuppet.prep.encode.encoded_table import EncodedTable, sums_by_code
 from tablepuppet.privacy.clip import blocks
 
 Counts = NDArray[np.int64]
+Mask = NDArray[np.bool_]
 NONE = np.iinfo(np.int64).max  # no group at all
 
 
-def fewest_rows(data: EncodedTable, firsts: NDArray[np.bool_]) -> Counts:
-    """(columns, columns), numbers first: rows of the smallest group behind a pair of columns; 0 if there is none."""
+def fewest_rows(data: EncodedTable, firsts: Mask, least: int) -> Counts:
+    """(columns, columns), numbers first: rows of the smallest group behind a pair of columns; 0 if there is none.
+
+    1 of a pair that another one of its columns forbids, whose difference to it is of fewer rows than ``least``.
+    """
     marked = data.apart or (None,) * data.dense.shape[1]
-    apart = [None, *(each for each in marked if each is not None)]  # None stands for all columns of any numbers
+    apart = [np.ones(len(firsts), bool), *(each for each in marked if each is not None)]  # first columns of any numbers
     place = np.zeros(len(marked), np.intp)
     place[[each is not None for each in marked]] = np.arange(1, len(apart))
-    flags = np.array([each is not None and each.flag for each in apart])
     own, both = np.zeros(len(apart)), np.zeros((len(apart), len(apart)))
     by_code = [np.zeros((size + 1, len(apart))) for size in data.sizes]
     for block in blocks(len(firsts), len(apart)):
         check_time()
-        there = np.stack([np.ones(block.stop - block.start, bool) if a is None else a.rows[block] for a in apart], 1)
-        there = there[firsts[block]].astype(np.float64)
+        there = np.stack([each[block] for each in apart], 1)[firsts[block]].astype(np.float64)
         own, both = own + there.sum(axis=0), both + there.T @ there
         for found, codes, size in zip(by_code, data.codes, data.sizes, strict=True):
             found += sums_by_code(codes[block][firsts[block]] % (size + 1), size + 1, there)
-    numbers = _fewest_of_flags(own, both, int(np.count_nonzero(firsts)), flags)[np.ix_(place, place)]
+    released = Patterns.of([partial(np.asarray, each) for each in apart], firsts, least).released
+    released = released & released[0] & released[0][:, None]  # sums over all rows tell of those that have no flag too
+    numbers = np.where(released, _fewest_of_flags(own, both), 1)[np.ix_(place, place)]
     columns, width = len(place), len(place) + len(data.sizes)
     found = np.full((width, width), NONE)
     found[:columns, :columns] = numbers
     for i, counts in enumerate(by_code):
-        line = np.minimum(_least(counts), np.where(flags, _least(counts[:, :1] - counts), NONE))[place]
+        line = np.minimum(_least(counts), _least(counts[:, :1] - counts))[place]
         found[columns + i, :columns] = found[:columns, columns + i] = line
         for j in range(i):
             check_time()
@@ -54,26 +62,24 @@ def fewest_rows(data: EncodedTable, firsts: NDArray[np.bool_]) -> Counts:
     return np.where(found == NONE, 0, found)
 
 
-def _fewest_of_flags(own: Array, both: Array, rows: int, flags: NDArray[np.bool_]) -> Counts:
-    """Of pairs of numbers: rows that both are apart in, and of flags those of only one, or of none."""
+def _fewest_of_flags(own: Array, both: Array) -> Counts:
+    """Of pairs of flags, of which the first is one of all rows: rows that have both, only one, or none."""
     alone = own[:, None] - both
-    neither = rows - own[:, None] - own + both
-    found = _positive(both)
-    found = np.where(flags[None, :], np.minimum(found, _positive(alone)), found)
-    found = np.where(flags[:, None], np.minimum(found, _positive(alone.T)), found)
-    return np.where(flags[:, None] & flags, np.minimum(found, _positive(neither)), found)
+    neither = own[0] - own[:, None] - own + both
+    found = np.minimum(_positive(both), _positive(neither))
+    return np.minimum(found, np.minimum(_positive(alone), _positive(alone.T)))
 
 
 def _fewest_together(data: EncodedTable, i: int, j: int, firsts: NDArray[np.bool_]) -> int:
-    """Of two columns of categories, missing ones too: rows of the smallest cell."""
+    """Of two columns of categories, missing ones too, also of both: rows of the smallest cell."""
     wide = data.sizes[j] + 1
     pairs = (data.codes[i][firsts] % (data.sizes[i] + 1)).astype(np.int64) * wide + data.codes[j][firsts] % wide
-    counts = np.bincount(pairs, minlength=(data.sizes[i] + 1) * wide)[:-1]  # rows without either are in no entry
+    counts = np.bincount(pairs)
     return int(counts[counts > 0].min(initial=NONE))
 
 
 def _positive(counts: Array) -> Counts:
-    return np.where(counts > 0.5, np.rint(counts), NONE).astype(np.int64)
+    return np.where(counts > 0.5, np.rint(counts).astype(np.int64), NONE)  # as a float `NONE` would be no int64
 
 
 def _least(counts: Array) -> Counts:

@@ -31,11 +31,11 @@ from tablepuppet.party.local_table import LocalTable
 from tablepuppet.party.ops import Values, op
 from tablepuppet.party.release import Release
 from tablepuppet.party.returns import Asked, Numbers, OfGroups, Wrong
+from tablepuppet.prep.columns.pair_groups import Patterns
 from tablepuppet.prep.columns.selected import check_across, check_without_noise, find_numbers, sends_across
 from tablepuppet.prep.columns.sent_columns import SentColumns
 from tablepuppet.prep.columns.statistics import AskedColumns, NumberStatistics, NumberSummary
 from tablepuppet.prep.columns.values import numbers
-from tablepuppet.prep.explore.pair_groups import Patterns
 from tablepuppet.prep.explore.pair_moments import COUNT, PRODUCT, SQUARES, Floats, merged, pair_moments
 from tablepuppet.prep.explore.pairs_across import TableColumns, fill_across
 from tablepuppet.privacy.clip import blocks
