@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from tablepuppet.privacy.accountant import Spending, addable, gaussian_epsilon, group_epsilon, noise_multiplier
 from tablepuppet.privacy.noise import sampling_epsilon
@@ -98,7 +98,7 @@ class NoisyRelease:
     def charge(self) -> Spending:
         """What a ledger is charged at most: the errors of samplers, and of lists, count too."""
         rounding = Spending.of_pure(sampling_epsilon(max(self.numbers, 1))) if self.times else Spending()
-        return self.spending + rounding + Spending(tail=self.lists * TAIL_DELTA)
+        return self.spending + replace(rounding, tail=self.lists * TAIL_DELTA)
 
 
 @dataclass(frozen=True)
@@ -175,5 +175,5 @@ def added(costs: Iterable[TableCosts]) -> TableCosts:
     found: dict[tuple[str, str], Spending] = {}
     for each in costs:
         for key, cost in each.items():
-            found[key] = found.get(key, Spending()) + cost
+            found[key] = found[key] + cost if key in found else cost
     return found
