@@ -105,15 +105,10 @@ class PrivacyPlan:
         if self.report["delta"] is None:
             return
         rows = [
-            [
-                self._where(each),
-                each.what,
-                f"{each.times:,}",
-                each.noise,
-                NOT_APPLICABLE if each.sampling in (None, 1) else number(each.sampling, 3),
-            ]
+            [self._where(each), each.what, f"{each.times:,}", each.noise,
+             NOT_APPLICABLE if each.sampling in (None, 1) else number(each.sampling, 3)]
             for each in self.releases
-        ]
+        ]  # fmt: skip
         yield TableView("Noisy releases", RELEASED, rows)
         charged = [
             [each["party"], each["table"], f"{each['rows']:,}", shown(each["epsilon"]), f"{each['delta']:g}",
@@ -140,22 +135,16 @@ class PrivacyPlan:
             "promise": self.promise,
             "rows": dict(self.rows),
             "releases": [
-                {
-                    "parties": list(each.parties),
-                    "table": each.table,
-                    "what": each.what,
-                    "releases": each.times,
-                    "noise": each.noise,
-                    "multiplier": each.multiplier,
-                    "sampling": None if each.sampling == 1 else each.sampling,
-                }
+                {"parties": list(each.parties), "table": each.table, "what": each.what, "releases": each.times,
+                 "noise": each.noise, "multiplier": each.multiplier,
+                 "sampling": None if each.sampling == 1 else each.sampling}
                 for each in self.releases
             ],
             "charges": self.charges() if self.report["delta"] is not None else [],
             "for_rows": {str(rows): dict(self.report.for_rows(rows)) for rows in (1, *GROUPS)},
             "notes": list(self.notes),
             "warnings": list(self.warnings),
-        }
+        }  # fmt: skip
 
 
 def _budgets(budgets: list[dict[str, Any]]) -> str:

@@ -13,7 +13,7 @@ import tablepuppet as tp
 from tablepuppet.learn.private.feature_promise import StepPromise
 from tablepuppet.party.local_table import LocalTable
 from tablepuppet.privacy.accountant import Spending, gaussian_epsilon
-from tablepuppet.privacy.shares import TAIL_DELTA
+from tablepuppet.privacy.noise_plan import TAIL_DELTA
 from tests.learn.materialised import predictions, side_by_side
 from tests.relations import federation
 

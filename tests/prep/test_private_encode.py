@@ -22,7 +22,7 @@ from tablepuppet.party.service import Party
 from tablepuppet.prep.encode import private_encode
 from tablepuppet.prep.encode.encode import Encoding
 from tablepuppet.prep.encode.private_encode import BINS, EncoderNoise, bins_of, range_of
-from tablepuppet.privacy.shares import TAIL
+from tablepuppet.privacy.noise_plan import TAIL
 from tests.privacy.bounded import KEY, bounded_federation
 from tests.relations import Parties, in_process, party_of, record_wire, warnings_of
 

@@ -16,8 +16,7 @@ from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption,
 import tablepuppet as tp
 from tablepuppet.privacy.accountant import Spending, addable, gaussian_epsilon, noise_multiplier
 from tablepuppet.privacy.certificates import CA_DAYS, issue, new_authority
-from tablepuppet.privacy.label import keep_probability, noisy_numbers
-from tablepuppet.privacy.label_correction import true_shares
+from tablepuppet.privacy.label import keep_probability, noisy_numbers, true_shares
 from tablepuppet.privacy.noise import gaussian_sigma, steps_of
 from tablepuppet.privacy.secure_sum import add_words, to_words
 from tablepuppet.privacy.signed_keys import Identity

@@ -14,8 +14,8 @@ import tablepuppet as tp
 from tablepuppet.learn.noise.plan import FeatureNoise
 from tablepuppet.learn.private.feature_promise import SumPromise
 from tablepuppet.learn.tables.linear import Linear
+from tablepuppet.privacy.accountant import gaussian_epsilon
 from tablepuppet.privacy.label import noisy_classes, noisy_numbers
-from tablepuppet.privacy.shares import epsilon_of
 from tests.privacy.audit import least_epsilon
 from tests.privacy.worlds import BOTH, DELTA, ROWS, World, worlds
 
@@ -34,7 +34,7 @@ def noise_of(world: World, factor: float = 1.0, predictions: bool = True, privac
 def stated(noise: FeatureNoise) -> float:
     """The epsilon of a fit with that noise."""
     assert noise.image is not None
-    return epsilon_of(noise.gram**-2 + noise.step**-2 + noise.image**-2, DELTA)
+    return gaussian_epsilon((noise.gram**-2 + noise.step**-2 + noise.image**-2) ** -0.5, DELTA)
 
 
 def one_table(world: World, noise: FeatureNoise, wanted: NDArray[Any]) -> list[float]:
@@ -95,7 +95,7 @@ def test_a_row_seen_through_another_table(tmp_path: Path, predictions: bool) -> 
     if predictions:
         assert found <= stated(noise)
     else:
-        assert found > 2 > epsilon_of(noise.gram**-2 + noise.step**-2, DELTA)
+        assert found > 2 > gaussian_epsilon((noise.gram**-2 + noise.step**-2) ** -0.5, DELTA)
 
 
 def labels_seen(truth: int, epsilon: float, runs: int, number: bool) -> NDArray[Any]:

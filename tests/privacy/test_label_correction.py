@@ -7,7 +7,7 @@ import pytest
 from numpy.typing import NDArray
 
 import tablepuppet as tp
-from tablepuppet.privacy import label_correction as correction
+from tablepuppet.privacy import label as correction
 from tablepuppet.privacy.label import keep_probability, randomised_response
 from tests.privacy.fixed_stream import fixed_stream
 

@@ -1,17 +1,34 @@
-"""A plan of noisy releases: every figure is that of the accountant for its rows."""
+"""A plan of noisy releases: every figure is that of the accountant for its rows, and shares of a promise cost what was
+promised.
+"""
 
 from __future__ import annotations
 
 import math
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
+import tablepuppet as tp
 from tablepuppet.privacy.accountant import Spending, gaussian_epsilon, group_epsilon
 from tablepuppet.privacy.noise import sampling_epsilon
-from tablepuppet.privacy.noise_plan import PREDICTIONS, NoisePlan, NoisyLabels, NoisyRelease, charges
-from tablepuppet.privacy.shares import SLACK, TAIL_DELTA, tail_delta
+from tablepuppet.privacy.noise_plan import (
+    PREDICTIONS,
+    SLACK,
+    TAIL,
+    TAIL_DELTA,
+    NoisePlan,
+    NoisyLabels,
+    NoisyRelease,
+    Shares,
+    charges,
+    tail_delta,
+)  # fmt: skip
 
 DELTA = 1e-5
+CUTS = st.lists(st.floats(0.01, 1.0), min_size=1, max_size=6)
+EPSILONS = st.floats(0.05, 50.0)
 SUMS = (NoisyRelease("a", "gradients", 3, 5.0), NoisyRelease("b", "gradients", 1, 4.0))
 STEPS = (NoisyRelease("a", "steps", 10, 2.0, 0.1), NoisyRelease("b", "steps", 10, 3.0, 1.0))
 SEEN = NoisyRelease("a", PREDICTIONS, 2, 8.0)
@@ -68,3 +85,37 @@ def test_charges() -> None:
     assert costs["p", "t"].pure == pytest.approx(sampling_epsilon(110), rel=1e-12)
     assert costs["p", "t"].tail == costs["q", "t"].tail == 2 * TAIL_DELTA
     assert costs["q", "t"].pure == pytest.approx(1.5 + sampling_epsilon(100), rel=1e-12)
+
+
+@settings(max_examples=40, deadline=None)
+@given(EPSILONS, CUTS, st.integers(0, 5))
+def test_shares_add_up_to_the_promise(epsilon: float, cuts: list[float], tails: int) -> None:
+    """Releases whose shares make a whole cost together no more than the promise, and hardly less."""
+    shares = Shares(epsilon, 1e-5, tails)
+    multipliers = [shares.multiplier(cut / sum(cuts)) for cut in cuts]
+    together = sum(multiplier**-2 for multiplier in multipliers) ** -0.5
+    spent = gaussian_epsilon(together, 1e-5 - tails * TAIL_DELTA)
+    assert spent <= epsilon
+    assert spent >= 0.99 * (epsilon - SLACK)
+
+
+def test_a_ledger_is_charged_a_little_more() -> None:
+    """Renyi curves of the same releases, as ledgers keep them, never say less than the exact figure."""
+    for epsilon in (0.1, 1.0, 8.0):
+        shares = Shares(epsilon, 1e-5)
+        curve = sum((Spending.of_gaussian(shares.multiplier(0.25)) for _ in range(4)), Spending())
+        assert epsilon - SLACK <= curve.epsilon(1e-5) + 1e-9
+        assert curve.epsilon(1e-5) < 1.35 * epsilon
+
+
+def test_the_tail_is_as_thin_as_stated() -> None:
+    """Gaussian noise exceeds `TAIL` standard deviations with a probability below `TAIL_DELTA`."""
+    assert 0.5 * math.erfc(TAIL / math.sqrt(2)) < TAIL_DELTA
+
+
+@pytest.mark.filterwarnings("ignore:divide by zero")  # of dp-accounting
+@pytest.mark.parametrize(("epsilon", "delta", "told"), [(1e-6, 1e-15, "more noise than"), (1e15, 1e-5, "next to no")])
+def test_noise_that_parties_do_not_add(epsilon: float, delta: float, told: str) -> None:
+    """A promise whose noise parties would refuse is an error that speaks of epsilon, not of the noise's size."""
+    with pytest.raises(tp.PrivacyError, match=rf"epsilon 1e.* {told}"):
+        Shares(epsilon, delta).multiplier(0.1)

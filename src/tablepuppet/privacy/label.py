@@ -15,6 +15,9 @@ A number changes by at most hi - lo, so epsilon = sqrt(2) (hi - lo) / lambda.
 The largest of a noisy one-hot vector is the true class with some probability p and each other class with
 (1 - p) / (classes - 1), so it *is* randomised response, of a smaller epsilon than was paid for. Randomised response
 proper spends all of it, keeps more labels at equal epsilon, and is the default.
+
+Who learns from noisy classes may correct for it, at no cost: targets that make a loss unbiased, and frequencies of true
+classes (the backward correction of Patrini et al. 2017, "Making Deep Neural Networks Robust to Label Noise").
 """
 
 from __future__ import annotations
@@ -206,3 +209,34 @@ def _messages(rows: pa.Array, labels: NDArray[Any]) -> pa.Array:
     eight = pa.Array.from_buffers(pa.binary(8), len(labels), [None, pa.py_buffer(labels.tobytes())])
     parts = (part.cast(pa.large_binary()) for part in (rows, eight))
     return pc.binary_join_element_wise(*parts, pa.scalar(b"", pa.large_binary()))
+
+
+def inverse_transition(classes: int, keep: float) -> Numbers:
+    """The inverse of P(noisy class | true class), in closed form: rows sum to 1, off-diagonal entries are negative.
+
+    >>> inverse_transition(3, 0.8).round(3).tolist()
+    [[1.286, -0.143, -0.143], [-0.143, 1.286, -0.143], [-0.143, -0.143, 1.286]]
+    """
+    _check_correctable(classes, keep)
+    other = (1 - keep) / (classes - 1)
+    return (np.eye(classes) - other) / (keep - other)
+
+
+def backward_targets(noisy: Whole, classes: int, keep: float) -> Numbers:
+    """Targets in place of one-hot labels: any loss that is a sum over targets has the true loss as its mean.
+
+    Targets of a row sum to 1; those of classes that it was not labelled with are negative.
+    """
+    return inverse_transition(classes, keep)[noisy]  # (rows, classes)
+
+
+def true_shares(noisy_shares: Numbers, keep: float) -> Numbers:
+    """An unbiased estimate of how often each true class occurs, from how often each noisy one does."""
+    return np.asarray(noisy_shares @ inverse_transition(len(noisy_shares), keep), np.float64)
+
+
+def _check_correctable(classes: int, keep: float) -> None:
+    if classes < 2 or not 1 / classes < keep <= 1:
+        raise PrivacyError(
+            "labels cannot be corrected: the true class must be likelier than the others; use a larger label epsilon"
+        )

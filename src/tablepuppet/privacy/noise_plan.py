@@ -1,23 +1,63 @@
 """`NoisePlan`: which values tables release with noise, with how much, and how often. Every figure is computed from it.
 
-Input: rows of releases, those that are planned or those that were made. Output: the epsilon that is stated for a person
-with rows in some tables, and what parties' ledgers are charged at most. It uses no data.
+`Shares` divides a promise among a table's releases. Input: rows of releases, those that are planned or those that were
+made. Output: the epsilon that is stated for a person with rows in some tables, and what parties' ledgers are charged at
+most. It uses no data. All noise is Gaussian, and without sampling releases of multipliers s_1, s_2, ... are together
+exactly as private as one of (1 / s_1^2 + 1 / s_2^2 + ...)^(-1/2) (Dong, Roth, Su 2022): shares of 1 / s^2 add up.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from tablepuppet.privacy.accountant import Spending, gaussian_epsilon, group_epsilon
+from tablepuppet.privacy.accountant import Spending, addable, gaussian_epsilon, group_epsilon, noise_multiplier
 from tablepuppet.privacy.noise import sampling_epsilon
-from tablepuppet.privacy.shares import SLACK, TAIL_DELTA, tail_delta
 from tablepuppet.runs.figures import number
 
 PREDICTIONS, LABELS = "predictions", "labels"
+SLACK = 1e-6  # of epsilon, for what `sampling_epsilon` adds: enough for 8 million noisy numbers
+TAIL = 7.04  # standard deviations that Gaussian noise exceeds with probability 1e-12
+TAIL_DELTA = 1e-12
 TableCosts = Mapping[tuple[str, str], Spending]
 """What is charged, by party and table."""
+
+
+@dataclass(frozen=True)
+class Shares:
+    """A promise of ``epsilon`` at ``delta`` for every row of a table. ``tails`` are releases that depend on noise not
+    exceeding `TAIL`, such as lists of the categories that are frequent enough; each takes `TAIL_DELTA` of delta.
+    """
+
+    epsilon: float
+    delta: float
+    tails: int = 0
+
+    @property
+    def _whole(self) -> float:
+        """The multiplier of a single release that uses all of it."""
+        return noise_multiplier(self.epsilon - min(SLACK, self.epsilon / 2), self.delta - self.tails * TAIL_DELTA)
+
+    def multiplier(self, share: float) -> float:
+        """The noise of a release that uses a share of it.
+
+        >>> round(Shares(1.0, 1e-5).multiplier(0.25) / Shares(1.0, 1e-5).multiplier(1.0), 6)
+        2.0
+        """
+        return addable(self._whole / math.sqrt(share), self.epsilon, self.delta)
+
+
+def tail_delta(rows: int, multiplier: float) -> float:
+    """The delta of one noisy list of categories for somebody with this number of rows in a table.
+
+    A category is listed whose noisy count is above 1 + TAIL noises; at worst all rows have one that nobody else has, or
+    each has its own.
+
+    >>> tail_delta(1, 10.0) < TAIL_DELTA < tail_delta(2, 10.0)
+    True
+    """
+    return rows * math.erfc((TAIL - (rows - 1) / multiplier) / math.sqrt(2)) / 2
 
 
 @dataclass(frozen=True)
@@ -41,7 +81,7 @@ class NoisyRelease:
 
     @property
     def precision(self) -> float:
-        """The sum of 1 / multiplier^2: without sampling, costs add up as such sums (shares.py)."""
+        """The sum of 1 / multiplier^2: without sampling, costs add up as such sums."""
         return self.times / self.multiplier**2
 
     @property
@@ -58,7 +98,7 @@ class NoisyRelease:
     def charge(self) -> Spending:
         """What a ledger is charged at most: the errors of samplers, and of lists, count too."""
         rounding = Spending.of_pure(sampling_epsilon(max(self.numbers, 1))) if self.times else Spending()
-        return self.spending + rounding + Spending(tail=self.lists * TAIL_DELTA)
+        return self.spending + replace(rounding, tail=self.lists * TAIL_DELTA)
 
 
 @dataclass(frozen=True)
@@ -135,5 +175,5 @@ def added(costs: Iterable[TableCosts]) -> TableCosts:
     found: dict[tuple[str, str], Spending] = {}
     for each in costs:
         for key, cost in each.items():
-            found[key] = found.get(key, Spending()) + cost
+            found[key] = found[key] + cost if key in found else cost
     return found

@@ -19,7 +19,7 @@ from tablepuppet.learn.loss.losses import (
     small_step,
     sum_of_logs,
 )
-from tablepuppet.privacy.label_correction import backward_targets
+from tablepuppet.privacy.label import backward_targets
 
 NEWTON_STEPS = 30
 

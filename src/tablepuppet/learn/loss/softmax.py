@@ -24,7 +24,7 @@ from tablepuppet.learn.loss.losses import (
     small_step,
     sum_of_logs,
 )
-from tablepuppet.privacy.label_correction import inverse_transition, true_shares
+from tablepuppet.privacy.label import inverse_transition, true_shares
 
 NEWTON_STEPS = 30
 LOGSUMEXP_STEPS = 200

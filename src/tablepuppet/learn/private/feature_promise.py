@@ -23,9 +23,8 @@ from tablepuppet.prep.columns.selected import is_category
 from tablepuppet.prep.encode.private_encode import EncoderNoise
 from tablepuppet.privacy.accountant import addable, noise_multiplier
 from tablepuppet.privacy.noise import sampling_epsilon
-from tablepuppet.privacy.noise_plan import NoisePlan, NoisyRelease
+from tablepuppet.privacy.noise_plan import SLACK, TAIL_DELTA, NoisePlan, NoisyRelease, Shares
 from tablepuppet.privacy.settings import Privacy
-from tablepuppet.privacy.shares import SLACK, TAIL_DELTA, Shares
 from tablepuppet.sql.catalog import described
 from tablepuppet.sql.plan import Plan
 from tablepuppet.sql.query import OutputColumn

@@ -249,23 +249,57 @@ def promised(
 ) -> PrivacyReport:
     """``privacy_`` of a model, for a person with ``rows`` rows in each table.
 
-    ``epsilon`` is for the features of a row in any one table, with labels treated as public; ``total`` is for a person
-    with a row in every table. ``label_epsilon`` is for a label, with features treated as public; ``total`` also has
-    both together.
+    ``epsilon`` is for the features of a row in any one table, with labels treated as public; ``label_epsilon`` is for a
+    label, with features treated as public. An epsilon is None if nothing was released, infinite if a release had no
+    noise. ``total`` is for a person with a row in every table: ``moments`` counts the releases of all tables together
+    (FedOnce, Theorem 4); the plain sum of epsilons holds at the sum of deltas, ``sum_delta``. ``features_and_label``
+    adds the label: from all features of a row to none at the cost of ``moments``, and then from one label to another at
+    that of the label, whose delta is 0.
     """
+
+    def of_features(aliases: Sequence[str]) -> tuple[float, float]:
+        """(epsilon, epsilon given messages) of these uses of tables, together."""
+        if promise is None or not aliases:
+            return (math.inf, math.inf) if aliases else (0.0, 0.0)
+        return promise.epsilon(aliases, rows=rows), promise.epsilon(aliases, rows=rows, given_messages=True)
+
     label = None if privacy is None or privacy.label_epsilon is None else rows * privacy.label_epsilon
-    tables = {name: _of_table(use, label, promise, rows) for name, use in uses.tables.items()}
+    tables: dict[str, dict[str, Any]] = {}
+    for name, use in uses.tables.items():
+        whole, given = of_features(use.aliases) if use.aliases else (None, None)
+        of_label = (math.inf if label is None else label) if use.label else None
+        tables[name] = {
+            "parties": list(use.parties), "label": of_label, "epsilon": whole, "epsilon_given_messages": given,
+        }  # fmt: skip
+    parties = {}
+    for party in uses.parties:
+        whole, given = of_features([a for use in uses.tables.values() if party in use.parties for a in use.aliases])
+        parties[party] = {"epsilon": whole, "epsilon_given_messages": given}
+    aliases = [alias for use in uses.tables.values() for alias in use.aliases]
+    moments, given = of_features(aliases)
+    labels = sum(table["label"] or 0.0 for table in tables.values())
+    alone, alone_given = (
+        [table[name] or 0.0 for table in tables.values()] for name in ("epsilon", "epsilon_given_messages")
+    )
     sums = _of_sums(uses, privacy)
     values = {
         "rows": rows,
-        "epsilon": _largest(tables.values(), "epsilon"),
-        "epsilon_given_messages": _largest(tables.values(), "epsilon_given_messages"),
+        "epsilon": max(alone, default=0.0),
+        "epsilon_given_messages": max(alone_given, default=0.0),
         "delta": promise.privacy.delta if promise else None if label is None else 0.0,
         "label_epsilon": label,
         "secure_sum": bool(uses.summed),
         "tables": tables,
-        "parties": {party: _of_party(uses, party, promise, rows) for party in uses.parties},
-        "total": _total(uses, tables.values(), promise, rows),
+        "parties": parties,
+        "total": {
+            "epsilon": sum(alone),
+            "epsilon_given_messages": sum(alone_given),
+            "moments": moments,
+            "moments_given_messages": given,
+            "sum_delta": 0.0 if promise is None else promise.privacy.delta * len(aliases),
+            "features_and_label": moments + labels,
+            "features_and_label_given_messages": given + labels,
+        },
         "assumptions": " ".join(filter(None, [_assumptions(privacy, promise), sums, *uses.known])),
     }
     values["promise"] = in_one_line(values, sums)
@@ -297,54 +331,3 @@ def _of_sums(uses: Uses, privacy: Privacy | None) -> str:
     if privacy is None or not privacy.secure_sum:
         return ""
     return SUMS_ONLY.format(", ".join(uses.summed)) if uses.summed else NOT_SUMMED
-
-
-def _epsilons(aliases: Sequence[str], promise: FeaturePromise | None, rows: int) -> tuple[float, float]:
-    """(epsilon, epsilon given messages) of features, for a person with rows in each of these uses of tables.
-
-    All releases are counted together at one delta. An epsilon is infinite if a release had no noise.
-    """
-    if promise is None or not aliases:
-        return (math.inf, math.inf) if aliases else (0.0, 0.0)
-    return promise.epsilon(aliases, rows=rows), promise.epsilon(aliases, rows=rows, given_messages=True)
-
-
-def _of_table(use: UsedTable, label: float | None, promise: FeaturePromise | None, rows: int) -> dict[str, Any]:
-    """The entry of a table: epsilons are None if nothing was released, infinite if a release had no noise."""
-    whole, given = _epsilons(use.aliases, promise, rows) if use.aliases else (None, None)
-    of_label = (math.inf if label is None else label) if use.label else None
-    return {"parties": list(use.parties), "label": of_label, "epsilon": whole, "epsilon_given_messages": given}
-
-
-def _largest(tables: Collection[dict[str, Any]], name: str) -> float:
-    return max((table[name] or 0.0 for table in tables), default=0.0)
-
-
-def _of_party(uses: Uses, party: str, promise: FeaturePromise | None, rows: int) -> dict[str, float]:
-    """Epsilons for a person with a row in each table of one party."""
-    aliases = [alias for use in uses.tables.values() if party in use.parties for alias in use.aliases]
-    whole, given = _epsilons(aliases, promise, rows)
-    return {"epsilon": whole, "epsilon_given_messages": given}
-
-
-def _total(
-    uses: Uses, tables: Collection[dict[str, Any]], promise: FeaturePromise | None, rows: int
-) -> dict[str, float]:
-    """Epsilons for a person with a row in every table.
-
-    ``moments`` counts the releases of all tables together (FedOnce, Theorem 4); the plain sum of epsilons holds at
-    the sum of deltas, ``sum_delta``. ``features_and_label`` adds the label: from all features of a row to none at the
-    cost of ``moments``, and then from one label to another at that of the label, whose delta is 0.
-    """
-    aliases = [alias for use in uses.tables.values() for alias in use.aliases]
-    whole, given = _epsilons(aliases, promise, rows)
-    label = sum(table["label"] or 0.0 for table in tables)
-    return {
-        "epsilon": sum(table["epsilon"] or 0.0 for table in tables),
-        "epsilon_given_messages": sum(table["epsilon_given_messages"] or 0.0 for table in tables),
-        "moments": whole,
-        "moments_given_messages": given,
-        "sum_delta": 0.0 if promise is None else promise.privacy.delta * len(aliases),
-        "features_and_label": whole + label,
-        "features_and_label_given_messages": given + label,
-    }

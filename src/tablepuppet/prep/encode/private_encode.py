@@ -43,7 +43,7 @@ from tablepuppet.prep.columns.statistics import (
 from tablepuppet.prep.encode.frame import codes_of
 from tablepuppet.privacy.clip import blocks
 from tablepuppet.privacy.noise import gaussian_sigma
-from tablepuppet.privacy.shares import TAIL, TAIL_DELTA
+from tablepuppet.privacy.noise_plan import TAIL, TAIL_DELTA
 from tablepuppet.sql.query import OutputColumn
 
 MOMENTS, CATEGORIES = "private.moments", "private.categories"

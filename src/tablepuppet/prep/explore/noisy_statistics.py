@@ -28,9 +28,8 @@ from tablepuppet.prep.encode.private_encode import CATEGORIES, MOMENTS
 from tablepuppet.prep.explore.noisy_distribution import BINS, COARSE, COUNTS, FINE, HIDDEN, NoisyDistribution
 from tablepuppet.privacy.funds import PartysFunds, shortages
 from tablepuppet.privacy.noise import gaussian_sigma
-from tablepuppet.privacy.noise_plan import NoisePlan, NoisyRelease, charges
+from tablepuppet.privacy.noise_plan import NoisePlan, NoisyRelease, Shares, charges
 from tablepuppet.privacy.settings import Privacy
-from tablepuppet.privacy.shares import Shares
 from tablepuppet.runs.events import Events
 from tablepuppet.runs.figures import number
 from tablepuppet.runs.table_view import ShownAsTable, TableView, aligned
