@@ -74,7 +74,7 @@ class PooledSteps:
             table = self.data[alias]
             if done is not None:
                 rows = table.rows(done.places[alias])
-                gradient = part.model.gradient(part.theta, rows, gradients[alias])
+                gradient = part.model.gradient(part.theta, rows, np.asarray(gradients[alias], np.float64))
                 part.descend(gradient, lr, self.momentum, self.l2)
             if following is not None:
                 predictions[alias] = part.model.predict(part.theta, table.rows(following.places[alias]))

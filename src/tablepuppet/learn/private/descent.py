@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
 from typing import Any, Literal
 
 import numpy as np
@@ -37,22 +36,11 @@ Array = NDArray[np.float64]
 PRIVATE_SOLVER: Literal["sgd", "admm"] = "sgd"  # of networks
 FASTEST = 0.5  # the learning rate of networks with momentum 0.9
 WALK, LINEAR_WALK = 8.0, 0.4  # how far noise alone may move parameters: with more noise, steps are shorter
+Rates = Mapping[str, Array]
+"""By table, the learning rate of each step of a round."""
 Watch = Callable[[FederatedModel], Callable[[Round], bool]]  # from a model to the function that gets its rounds
 PREDICTIONS = "predictions"  # a column: the sum over tables, without the intercept
 AUTO_RHO = 1.5  # times the mean curvature of the loss at the start
-
-
-@dataclass(frozen=True)
-class Pace:
-    """The learning rates of one round."""
-
-    rates: Mapping[str, Array]  # by table, the learning rate of each step
-    momentum: float
-
-    @property
-    def steps(self) -> int:
-        """The number of steps in the round."""
-        return len(next(iter(self.rates.values()), ()))
 
 
 class Gradient:
@@ -107,15 +95,16 @@ def solve_by_steps(
     loss.evaluate()
     solver: Stepping = learner.solving
     wish = Residual(loss, tables, solver.rho) if isinstance(solver, ADMM) else Gradient(loss, tables)
-    paces = _paces(solver.lr, learner.plain_momentum, model, promise, loss.most_curvature * tables)
-    intercept = descend_noisily(model, loss, wish, paces, lambda done: report(out_of_units(done, unit)))
+    momentum = learner.plain_momentum
+    rates = _rates(solver.lr, momentum, model, promise, loss.most_curvature * tables)
+    intercept = descend_noisily(model, loss, wish, rates, momentum, lambda done: report(out_of_units(done, unit)))
     return model, unit * intercept
 
 
-def _paces(
+def _rates(
     lr: float | Auto, momentum: float, model: FederatedModel, promise: StepPromise, curvature: float
-) -> list[Pace]:
-    """Learning rates by round, falling linearly to zero; ``curvature`` bounds that of the tables' objectives.
+) -> list[Rates]:
+    """By round, falling linearly to zero; ``curvature`` bounds that of the tables' objectives.
 
     "auto" depends on noise and counts only, not on row values.
     """
@@ -124,7 +113,7 @@ def _paces(
     rates = {
         alias: _rate(model, alias, total, momentum, curvature) if isinstance(lr, str) else lr for alias in model.tables
     }
-    return [Pace({alias: rate * of_round for alias, rate in rates.items()}, momentum) for of_round in falling]
+    return [{alias: rate * of_round for alias, rate in rates.items()} for of_round in falling]
 
 
 def _rate(model: FederatedModel, alias: str, steps: int, momentum: float, curvature: float) -> float:
@@ -161,17 +150,20 @@ def descend_noisily(
     model: FederatedModel,
     loss: JoinedLoss,
     wish: Gradient | Residual,
-    paces: Iterable[Pace],
+    rates: Iterable[Rates],
+    momentum: float,
     report: Callable[[Round], bool],
 ) -> Array:
-    """Run one round of steps for each pace; return the intercept. ``report`` may ask to stop.
+    """Run one round of steps for each of the ``rates``; return the intercept. ``report`` may ask to stop.
 
     Scores are constant at first, and the loss has been evaluated there.
     """
     rows, first = loss.rows, loss.best_constant()
     intercept = first
-    for number, pace in enumerate(paces, start=1):
-        _take_round(model, wish.column(), wish.proximal, pace)
+    for number, of_round in enumerate(rates, start=1):
+        _take_round(
+            model, RowGradients(model.loj.scatter(wish.column(), model.tables)), wish.proximal, of_round, momentum
+        )
         rows.each(_add, intercept)
         loss.evaluate()
         intercept = intercept - _believed_mean(model) * loss.gradient_sum() / loss.most_curvature
@@ -183,18 +175,18 @@ def descend_noisily(
     return intercept
 
 
-def _take_round(model: FederatedModel, column: str, proximal: float, pace: Pace) -> None:
-    """Let tables take steps with the sums of ``column``; write the new predictions into their column."""
+def _take_round(model: FederatedModel, rows: RowGradients, proximal: float, rates: Rates, momentum: float) -> None:
+    """Let tables take steps; write the new predictions into their column."""
     noise = _noise_of(model)
     rounds = {
         alias: NoisyRound(
-            rates=rates, noise=noise.of_sums(alias, model.rows(alias)), proximal=proximal, momentum=pace.momentum,
+            rates=each, noise=noise.of_sums(alias, model.rows(alias)), proximal=proximal, momentum=momentum,
             l2=model.l2, prediction_noise=noise.of_predictions(noise.clip),
         )
-        for alias, rates in pace.rates.items()
+        for alias, each in rates.items()
     }  # fmt: skip
-    found = model.step(rounds, RowGradients(model.loj.scatter(column, model.tables)))
-    noise.steps += pace.steps
+    found = model.step(rounds, rows)
+    noise.steps += len(next(iter(rates.values()), ()))
     noise.images += 1
     model.set_scores(found.predictions, into=PREDICTIONS)
     model.square = sum(float(square) for square in found.listed("square"))
