@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -31,7 +32,7 @@ def by_scikit(name: str, labels: Any, values: Any) -> float:
         function = getattr(sk, f"{kind}_score")
         return float(function(labels, guessed, average=how or "binary", zero_division=0))
     right = np.eye(values.shape[1])[labels]
-    return {
+    functions: dict[str, Callable[[], Any]] = {
         "accuracy": lambda: sk.accuracy_score(labels, guessed),
         "auc": lambda: (
             sk.roc_auc_score(labels, values[:, 1]) if two else sk.roc_auc_score(labels, values, multi_class="ovr")
@@ -47,7 +48,8 @@ def by_scikit(name: str, labels: Any, values: Any) -> float:
         ),
         "matthews_corrcoef": lambda: sk.matthews_corrcoef(labels, guessed),
         "top_2_accuracy": lambda: 1.0 if two else sk.top_k_accuracy_score(labels, values, k=2, labels=list(classes)),
-    }[name]()
+    }
+    return float(functions[name]())
 
 
 @pytest.mark.parametrize("classes", [2, 4])
