@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,7 +17,7 @@ from tablepuppet import prep
 from tablepuppet.prep.encode.specs import Scale
 from tablepuppet.prep.pipelines.answers import AskedAnswers
 from tablepuppet.prep.pipelines.draft import Column, Draft
-from tablepuppet.prep.pipelines.fit import foresee
+from tablepuppet.prep.pipelines.fit import declared, foresee
 from tablepuppet.prep.pipelines.needs import AfterSteps, Dropped, Later, Question, given
 from tablepuppet.prep.pipelines.pipeline import refuse_with_noise
 from tablepuppet.prep.pipelines.steps.step import PrepStep
@@ -118,7 +119,7 @@ class Centre(PrepStep):
                 raise tp.LearnError(f"Centre: column {name} is too large")
             return Scale(name, found[0], 1.0)
 
-        draft.apply(column, Later(fitted, draft.quantiles(column, [0.5])))
+        draft.apply(column, fitted, draft.quantiles(column, [0.5]))
 
 
 DECLARED: list[str] = []
@@ -144,6 +145,30 @@ def test_a_new_step(tmp_path: Path) -> None:
         fed.sql("SELECT w * 1000 + 1000 AS v FROM t", prep=prep.Pipeline([Centre()])).fit_encoding()
     with pytest.raises(tp.PrivacyError, match="step Centre: it has no form with noise"):
         refuse_with_noise(steps)
+
+
+def test_a_column_costs_few_objects(tmp_path: Path) -> None:
+    """Fewer than 60 objects are kept for each column of a wide table: garbage collections go through all of them."""
+    columns = 200
+    names = [f"x{number}" for number in range(columns)]
+    wide = pa.table({name: np.arange(3.0) for name in names})
+    relation = federation(tmp_path, {"p": {"t": wide}}).sql(f"SELECT {', '.join(names)} FROM t")
+    gc.collect()
+    gc.disable()
+    try:
+        before = len(gc.get_objects())
+        draft = declared(relation.prep, Draft(relation.plan, 256))
+        kept = len(gc.get_objects()) - before
+    finally:
+        gc.enable()
+    assert len(draft.columns) == columns
+    assert kept < 60 * columns
+
+
+def test_what_is_known_is_an_input_too() -> None:
+    """A value may be made of values that are known already, beside those that come later."""
+    assert Later(lambda one, other: (one, other), "known", given(2.0)).get() == ("known", 2.0)
+    assert Later(lambda one: one, "known").trip == 0
 
 
 def test_values_are_computed_once() -> None:

@@ -103,10 +103,9 @@ def number_statistics(table: LocalTable, view: str, columns: Sequence[str], shap
     for name in columns:
         values, weights, group = present_numbers(table, view, name)
         groups.append(group)
-        extremes = (values.min(), values.max()) if len(values) else (math.nan, math.nan)
-        public = table.level(name) is Level.PUBLIC
         found = centred_sums(values, weights)
-        rows.append([*found, joined, *(extremes if public else (math.nan, math.nan))])
+        public = len(values) and table.level(name) is Level.PUBLIC
+        rows.append([*found, joined, *((values.min(), values.max()) if public else (math.nan, math.nan))])
         rows[-1] += _shape_sums(values, weights, *found[1:3]) if shape else []
     sums = np.array(rows, np.float64).reshape(-1, SUMS + SHAPE if shape else SUMS)
     return {"sums": Grouped(sums, np.array(groups, np.int64))}
@@ -144,10 +143,11 @@ def present_numbers(table: LocalTable, view: str, name: str) -> tuple[NDArray[np
 def centred_sums(values: NDArray[np.float64], weights: NDArray[np.float64]) -> tuple[float, float, float, float, float]:
     """(weight, mean, what the mean lost to rounding, sum of squares about the mean, weight of values not finite)."""
     total = float(weights.sum())
-    odd = float(weights[~np.isfinite(values)].sum())
+    low, high = (float(values.min()), float(values.max())) if len(values) else (math.nan, math.nan)
+    odd = 0.0 if math.isfinite(low - high) else float(weights[~np.isfinite(values)].sum())
     if not total or odd:
         return total, math.nan, math.nan, math.nan, odd
-    if values.min() == values.max():  # exactly constant, whatever the sums would round to
+    if low == high:  # exactly constant, whatever the sums would round to
         return total, float(values[0]), 0.0, 0.0, odd
     with np.errstate(over="ignore", invalid="ignore"):  # overflow is returned as infinity or NaN
         mean = float(weights @ values) / total

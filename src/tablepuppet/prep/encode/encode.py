@@ -393,7 +393,10 @@ def _rows_of(
             if private:
                 present = present & np.isfinite(values)
             with np.errstate(over="ignore", invalid="ignore"):
-                line[:] = np.where(present, (values - mean) / scale, 0.0)
+                np.subtract(values, mean, out=line)
+                line /= scale
+            if not present.all():
+                line[~present] = 0.0
             frame.drop(name)
         dense[:, part] = block.T
     coded = [frame.coded(name).codes for name in shapes.coded]

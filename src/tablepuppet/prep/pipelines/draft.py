@@ -207,7 +207,7 @@ class Draft:
         if is_text:
             each.read_by = given(NO_DIGESTS)
         elif not self.is_noisy:
-            each.order = partial(self._order, column)
+            each.order = partial(Draft._order, self, column)
 
     def _order(self, column: OutputColumn) -> Order:
         sums = self._sums(column)
@@ -267,30 +267,16 @@ class Draft:
 
     def moments(self, column: Column) -> Later[Moments]:
         """Of a column of numbers; it is left out if it has none."""
-        if column.moments is None:
-            column.moments = Later(partial(self._finite, column.column), self.summary(column))
-        return Later(partial(_not_empty, column.column), column.alive, column.moments)
+        return Later(_not_empty, column.column, column.alive, self._moments(column))
 
-    def _finite(self, column: OutputColumn, found: NumberSummary) -> Moments:
-        if found.not_finite:
-            raise LearnError(
-                f"column {column.qualified} has values that are not finite (NaN or infinity) in "
-                f"{round(found.not_finite):,} joined rows; filter them, or make them NULL with CASE "
-                f"{self.owners(column)}"
-            )
-        return Moments.of(found)
+    def _moments(self, column: Column) -> Later[Moments]:
+        if column.moments is None:
+            column.moments = Later(_finite, self, column.column, self.summary(column))
+        return column.moments
 
     def usable(self, column: Column) -> Later[Moments]:
         """Moments of a column that a step scales; LearnError if numbers are too large to be squared."""
-        return Later(partial(self._small, column.column), self.moments(column))
-
-    def _small(self, column: OutputColumn, found: Moments) -> Moments:
-        if not (math.isfinite(found.squares) and abs(found.mean) <= MOST_SCALE):
-            raise LearnError(
-                f"column {column.qualified} has values so large that their squares overflow; divide it in SELECT, or "
-                f"filter them {self.owners(column)}"
-            )
-        return found
+        return Later(_small, self, column.column, column.alive, self._moments(column))
 
     def ends(self, column: Column) -> Later[tuple[float, float]]:
         """The lowest and the highest value of a column of numbers; with noise its bounds."""
@@ -416,32 +402,38 @@ class Draft:
 
     # What a step does
 
-    def check(self, column: Column, *needed: Later[Any]) -> None:
-        """Go on with a column only if these have values: it may be left out, or an error."""
-        column.checks = (*column.checks, Later(lambda *_: None, column.alive, *needed))
+    def check(self, column: Column, test: Callable[..., None], *inputs: Any) -> None:
+        """Go on with a column only if a test of ``inputs`` passes: it may be left out, or an error."""
+        column.checks = (*column.checks, Later(_if_alive, test, 1, column.alive, *inputs))
         self.settled.append(column.alive)
 
-    def emit(self, column: Column, step: Later[Any]) -> None:
-        """Let parties change a column by a step; by none if it is None."""
-        column.chain = (*column.chain, len(self.program[column.alias]))
-        column.checks = (*column.checks, self._append([column], step))
+    def need(self, column: Column, *needed: Later[Any]) -> None:
+        """Go on with a column only if these have values."""
+        self.check(column, _any_value, *needed)
 
-    def _append(self, columns: Sequence[Column], step: Later[Any]) -> Later[StepSpec | None]:
-        found: Later[StepSpec | None] = Later(lambda *found: found[-1], *(each.alive for each in columns), step)
-        self.program[columns[0].alias].append(found)
-        self.settled.append(found)
-        return found
+    def emit(self, column: Column, make: Callable[..., Any], *inputs: Any) -> Later[Any]:
+        """Let parties change a column by the step that is made of ``inputs``; by none if it is None."""
+        step = self._append([column], make, *inputs)
+        column.chain = (*column.chain, len(self.program[column.alias]) - 1)
+        column.checks = (*column.checks, step)
+        return step
 
-    def apply(self, column: Column, step: Later[NumberFunction]) -> None:
+    def _append(self, columns: Sequence[Column], make: Callable[..., Any], *inputs: Any) -> Later[Any]:
+        step = Later(_if_alive, make, len(columns), *[each.alive for each in columns], *inputs)
+        self.program[columns[0].alias].append(step)
+        self.settled.append(step)
+        return step
+
+    def apply(self, column: Column, make: Callable[..., NumberFunction], *inputs: Any) -> Later[NumberFunction]:
         """Let parties apply a rising function, and follow the order of values through it."""
-        self.emit(column, step)
+        step = self.emit(column, make, *inputs)
         column.moments = None
         if column.order is not None:
-            inner = column.order
-            column.order = lambda: inner().mapped(Later(lambda step: step.value, step))
+            column.order = partial(_mapped, column.order, step)
+        return step
 
     def make(
-        self, columns: Sequence[Column], name: str, step: Later[Any], kind: Kind = "number",
+        self, columns: Sequence[Column], name: str, step: Later[StepSpec] | StepSpec, kind: Kind = "number",
         moments: Later[Moments] | None = None, *, is_filled: bool = False,
     ) -> None:  # fmt: skip
         """Let parties make a column of others of one table; LearnError if there is one of that name."""
@@ -456,7 +448,7 @@ class Draft:
             frozenset().union(*(each.reads for each in columns)),
             chain=(*chain, len(self.program[alias])), moments=moments, is_filled=is_filled,
         )  # fmt: skip
-        made.checks = (self._append(columns, step),)
+        made.checks = (self._append(columns, lambda step: step, step),)
         self.columns[name] = made
         self.all.append(made)
 
@@ -478,6 +470,39 @@ class Draft:
         """Go on with numbers in place of codes."""
         column.kind, column.codes, column.weights, column.is_listed = "number", NO_CODES, None, False
         column.moments, column.order, column.is_filled = moments, None, is_filled
+
+
+def _any_value(*_: object) -> None:
+    """It is there."""
+
+
+def _if_alive(make: Callable[..., Any], columns: int, *found: Any) -> Any:
+    """What is made of the values after those that are lost with ``columns``."""
+    return make(*found[columns:])
+
+
+def _mapped(order: Callable[[], Order], step: Later[NumberFunction]) -> Order:
+    return order().mapped(Later(lambda step: step.value, step))
+
+
+def _finite(draft: Draft, column: OutputColumn, found: NumberSummary) -> Moments:
+    if found.not_finite:
+        raise LearnError(
+            f"column {column.qualified} has values that are not finite (NaN or infinity) in "
+            f"{round(found.not_finite):,} joined rows; filter them, or make them NULL with CASE "
+            f"{draft.owners(column)}"
+        )
+    return Moments.of(found)
+
+
+def _small(draft: Draft, column: OutputColumn, alive: object, found: Moments) -> Moments:
+    _not_empty(column, alive, found)
+    if not (math.isfinite(found.squares) and abs(found.mean) <= MOST_SCALE):
+        raise LearnError(
+            f"column {column.qualified} has values so large that their squares overflow; divide it in SELECT, or "
+            f"filter them {draft.owners(column)}"
+        )
+    return found
 
 
 def _not_empty(column: OutputColumn, _: object, found: Moments) -> Moments:

@@ -174,18 +174,18 @@ def _finish(column: Column, draft: Draft) -> None:
                 raise Dropped(source, f"looks like an id: {ID_HELP}")
 
         if not (column.is_listed or name in draft.plan.query.categorical):
-            draft.check(column, Later(groups, draft.distinct(column)))
+            draft.check(column, groups, draft.distinct(column))
         drop_if_same(column, draft)
         list_categories(column, draft, draft.max_categories)
         column.kind = "coded"
     elif column.kind == "coded":
-        draft.check(column, draft.weights(column))
+        draft.need(column, draft.weights(column))
     else:
         known = draft.usable(column)
-        draft.check(column, known)
+        draft.need(column, known)
         column.moments = known
         if not column.is_filled:
-            draft.emit(column, Later(lambda known: Fill(name, known.mean), known))
+            draft.emit(column, lambda known: Fill(name, known.mean), known)
             column.moments = Later(lambda known: known.filled(known.mean), known)
 
 

@@ -8,7 +8,7 @@ question about the result of a step waits for what that step learns. answers.py 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, Generic, Literal, TypeVar, cast
+from typing import Any, Generic, Literal, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -36,7 +36,9 @@ class Dropped(Exception):  # noqa: N818 - a warning, no error
 class Later(Generic[T_co]):
     """A value that is computed once, after ``trip`` trips, when all ``inputs`` are there: its only arguments.
 
-    If the function raises `Dropped`, or an input is lost so, the value is ``lost``.
+    An input that is no `Later` is known already. If the function raises `Dropped`, or an input is lost so, the value is
+    ``lost``. A fit of a wide table has tens of thousands, which all live until its end: a function that is made for
+    each of them, or a `partial`, costs as much again, above all to the garbage collector.
 
     >>> half = Later(lambda whole: whole / 2, given(3.0))
     >>> half.get()
@@ -45,26 +47,35 @@ class Later(Generic[T_co]):
 
     __slots__ = ("_compute", "_value", "inputs", "is_settled", "lost", "trip")
 
-    def __init__(self, compute: Callable[..., T_co], *inputs: Later[Any]):
-        self.inputs, self._compute = inputs, compute
-        self.trip: int = max([each.trip for each in inputs]) if inputs else 0
-        self.is_settled, self.lost = False, cast(Dropped | None, None)
+    def __init__(self, compute: Callable[..., T_co], *inputs: Any):
+        self.inputs, self._compute, self.is_settled = inputs, compute, False
+        self.lost: Dropped | None = None
+        self.trip = 0
+        for each in inputs:
+            if isinstance(each, Later) and each.trip > self.trip:
+                self.trip = each.trip
 
     def settle(self) -> None:
         """Compute it, unless it was, or is lost."""
         if self.is_settled:
             return
+        values = []
         for each in self.inputs:
+            if not isinstance(each, Later):
+                values.append(each)
+                continue
             if not each.is_settled:
                 each.settle()
+                assert each.is_settled, "what it needs was asked for before"
             if each.lost is not None:
                 self.is_settled, self.lost = True, each.lost
                 return
-        self._settle()
+            values.append(each._value)
+        self._settle(values)
 
-    def _settle(self) -> None:
+    def _settle(self, values: Sequence[Any]) -> None:
         try:
-            self._value = self._compute(*[each.get() for each in self.inputs])
+            self._value = self._compute(*values)
         except Dropped as error:
             self.lost = error.with_traceback(None)
         self.is_settled = True
@@ -81,17 +92,21 @@ class Later(Generic[T_co]):
 
 def given(value: T) -> Later[T]:
     """A value that is known already."""
-    return Later(lambda: value)
+    return Later(_itself, value)
+
+
+def _itself(value: T) -> T:
+    return value
 
 
 class Question(Later[T]):
     """A value that parties are asked for in its trip, once its inputs are there."""
 
     def __init__(self, *inputs: Later[Any]):
-        super().__init__(lambda *_: None, *inputs)  # type: ignore[arg-type]
+        super().__init__(_itself, *inputs)
         self.trip += 1
 
-    def _settle(self) -> None:
+    def _settle(self, values: Sequence[Any]) -> None:
         """It waits for an answer."""
 
     def answer(self, value: T) -> None:
@@ -193,19 +208,17 @@ class LabelSumsAfter(AfterSteps[LabelSums]):
 def questions_of(values: Iterable[Later[Any]]) -> list[Question[Any]]:
     """The questions that values are made of, each before those that wait for its answer."""
     found: list[Question[Any]] = []
-    seen: set[int] = set()
+    seen: set[Later[Any]] = set()
 
-    def visit(each: Later[Any]) -> None:
-        if id(each) in seen:
-            return
-        seen.add(id(each))
-        for inner in each.inputs:
-            visit(inner)
-        if isinstance(each, Question):
-            found.append(each)
+    def visit(listed: Iterable[Any]) -> None:
+        for each in listed:
+            if isinstance(each, Later) and each not in seen:
+                seen.add(each)
+                visit(each.inputs)
+                if isinstance(each, Question):
+                    found.append(each)
 
-    for value in values:
-        visit(value)
+    visit(values)
     return found
 
 

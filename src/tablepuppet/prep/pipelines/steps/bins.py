@@ -51,10 +51,10 @@ class Bin(PrepStep):
             edges = Later(lambda ends: rising(np.linspace(ends[0], ends[1], self.n + 1).tolist()), draft.ends(column))
         else:
             edges = Later(rising, draft.quantiles(column, np.linspace(0.0, 1.0, self.n + 1).tolist()))
-        draft.emit(column, Later(lambda edges: Cut(name, edges), edges))
+        draft.emit(column, Cut, name, edges)
         if self.encode == "ordinal":
             numbers = Later(lambda edges: np.arange(len(edges) - 1, dtype=np.float64).tolist(), edges)
-            draft.emit(column, Later(lambda numbers: Lookup(name, numbers, None, None), numbers))
+            draft.emit(column, Lookup, name, numbers, None, None)
             draft.give_numbers(column, None, is_filled=column.is_filled)
         else:
             draft.give_codes(

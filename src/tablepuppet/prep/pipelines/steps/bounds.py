@@ -102,21 +102,21 @@ class Outliers(PrepStep):
         else:
             name, made = column.name, f"{column.name}_outlier"
             step = Later(lambda bounds: Outside(name, bounded(bounds[0]), bounded(bounds[1]), made), bounds)
-            draft.check(column, step)
+            draft.need(column, step)
             draft.make([column], made, step, "flag", is_filled=True)
 
 
 def clip_to(column: Column, draft: Draft, bounds: Later[Any]) -> None:
     """Clip a column to a low and a high number."""
     name = column.name
-    draft.apply(column, Later(lambda ends: Clipped(name, bounded(ends[0]), bounded(ends[1])), bounds))
+    draft.apply(column, lambda ends: Clipped(name, bounded(ends[0]), bounded(ends[1])), bounds)
 
 
 def take_out(column: Column, draft: Draft, bounds: Later[tuple[float, float]]) -> None:
     """Make values beyond bounds missing. How many there are below is asked for only if ranks are needed."""
     name, order, probe = column.name, column.order, f"{column.name}_below"
     below = draft.sums_with(column, probe, Later(lambda ends: Outside(name, bounded(ends[0]), FARTHEST, probe), bounds))
-    draft.emit(column, Later(lambda ends: Without(name, bounded(ends[0]), bounded(ends[1])), bounds))
+    draft.emit(column, lambda ends: Without(name, bounded(ends[0]), bounded(ends[1])), bounds)
     column.moments, column.is_filled = None, False
     if order is not None:
 

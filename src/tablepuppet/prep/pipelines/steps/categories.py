@@ -52,7 +52,7 @@ def list_categories(column: Column, draft: Draft, most: int | None) -> Later[Wei
             return found.digests[order], found.weights[order], found.missing
 
         found = Later(listed, draft.categories(column, most))
-        draft.check(column, found)
+        draft.need(column, found)
         column.is_listed, column.most_codes = True, draft.max_categories
         column.read_by, column.weights = Later(lambda found: found[0], found), Later(lambda found: found[1], found)
         column.codes = Later(lambda found: Codes(found[0], (), found[2]), found)
@@ -110,7 +110,7 @@ class OneHot(CategoryStep):
             weights, kept,
         )  # fmt: skip
         column.most_codes = min(column.most_codes, self.max_categories or column.most_codes)
-        draft.emit(column, Later(lambda weights, kept: Other(name) if kept < len(weights) else None, weights, kept))
+        draft.emit(column, lambda weights, kept: Other(name) if kept < len(weights) else None, weights, kept)
 
     def _kept(self, weights: Weights) -> int:
         kept = len(weights) if self.min_count is None else int(np.count_nonzero(weights >= self.min_count))
@@ -127,7 +127,7 @@ class Recode(CategoryStep):
         """It numbers the categories."""
         weights, name = list_categories(column, draft, None), column.name
         numbers = self.numbers(column, draft, weights)
-        draft.emit(column, Later(lambda numbers: Lookup(name, numbers.tolist(), None, None), numbers))
+        draft.emit(column, lambda numbers: Lookup(name, numbers.tolist(), None, None), numbers)
 
         def moments(weights: Weights, numbers: Weights) -> Moments:
             count = float(weights.sum())
@@ -195,5 +195,5 @@ class Hash(CategoryStep):
         """Nothing is learned."""
         _check_category(column, draft)
         self.need(not column.is_listed, "put it before Impute")
-        draft.emit(column, given(Hashed(column.name, self.n)))
+        draft.emit(column, Hashed, column.name, self.n)
         draft.give_codes(column, given(Codes(NO_DIGESTS, tuple(f"hash {code}" for code in range(self.n)))), self.n)

@@ -27,8 +27,8 @@ class Log(PrepStep):
         order, step = column.order, Logarithm(column.name, float(self.offset))
         before = draft.moments(column)
         if order is not None:
-            draft.check(column, before)
-        draft.emit(column, given(step))
+            draft.need(column, before)
+        draft.emit(column, lambda: step)
         column.moments, column.is_filled = None, False
         if order is not None:
 
@@ -50,4 +50,4 @@ class Power(PrepStep):
 
     def declare(self, column: Column, draft: Draft) -> None:
         """Nothing is learned."""
-        draft.apply(column, given(Exponent(column.name, float(self.exponent))))
+        draft.apply(column, Exponent, column.name, float(self.exponent))

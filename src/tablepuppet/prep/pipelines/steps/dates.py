@@ -10,7 +10,6 @@ from tablepuppet.prep.columns.days import DatePart
 from tablepuppet.prep.columns.selected import is_date
 from tablepuppet.prep.encode.specs import Part
 from tablepuppet.prep.pipelines.draft import Column, Draft, Selector
-from tablepuppet.prep.pipelines.needs import given
 from tablepuppet.prep.pipelines.steps.step import PrepStep
 
 
@@ -43,9 +42,9 @@ class DateParts(PrepStep):
         named = f"column {column.column.qualified} ({column.column.type})"
         self.need(column.is_source and is_date(column.column), f"{named} is no date or timestamp")
         self.need(column.is_unchanged, f"{named} is changed by an earlier step; put DateParts first")
-        draft.check(column, draft.moments(column))  # it may be empty
+        draft.need(column, draft.moments(column))  # it may be empty
         for part in self.parts:
             made = Part(column.name, part, f"{column.name}_{part}")
-            draft.make([column], made.output, given(made))
+            draft.make([column], made.output, made)
         if not self.keep:
             draft.hide(column)

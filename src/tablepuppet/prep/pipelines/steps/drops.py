@@ -10,6 +10,7 @@ from tablepuppet.prep.pipelines.moments import Moments
 from tablepuppet.prep.pipelines.needs import Dropped, Later
 from tablepuppet.prep.pipelines.steps.step import PrepStep, is_number, setting
 from tablepuppet.runs.figures import number
+from tablepuppet.sql.query import OutputColumn
 
 LEAVE_OUT = "leave such columns out of SELECT"
 
@@ -26,19 +27,17 @@ class DropConstant(PrepStep):
 
     def declare(self, column: Column, draft: Draft) -> None:
         """It learns the variance."""
-        source = column.column
-
-        def vary(known: Moments) -> None:
-            if known.squares == 0.0:
-                raise Dropped(source, "has one value only")
-            if self.variance and known.squares / known.count <= self.variance:
-                variance = number(known.squares / known.count)
-                raise Dropped(source, f"has a variance of {variance}, not above {self.variance:g}")
-
         if column.kind == "text":
             drop_if_same(column, draft)
         else:
-            draft.check(column, Later(vary, draft.moments(column)))
+            draft.check(column, _vary, column.column, self.variance, draft.moments(column))
+
+
+def _vary(column: OutputColumn, least: float, known: Moments) -> None:
+    if known.squares == 0.0:
+        raise Dropped(column, "has one value only")
+    if least and known.squares / known.count <= least:
+        raise Dropped(column, f"has a variance of {number(known.squares / known.count)}, not above {least:g}")
 
 
 def drop_if_same(column: Column, draft: Draft) -> None:
@@ -52,7 +51,7 @@ def drop_if_same(column: Column, draft: Draft) -> None:
         if distinct == 1 and not missing:
             raise Dropped(source, "has one value only")
 
-    draft.check(column, Later(differ, draft.distinct(column)))
+    draft.check(column, differ, draft.distinct(column))
 
 
 @dataclass(frozen=True)
@@ -78,4 +77,4 @@ class DropMissing(PrepStep):
             missing = Later(lambda found: found[1], draft.distinct(column))
         else:
             missing = Later(lambda known: known.missing, draft.moments(column))
-        draft.check(column, Later(some, missing))
+        draft.check(column, some, missing)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import ClassVar, Literal, get_args
@@ -14,7 +14,7 @@ from tablepuppet.prep.columns.ordered import values_of
 from tablepuppet.prep.columns.selected import is_public
 from tablepuppet.prep.encode.specs import Fill, FillCode, Missing
 from tablepuppet.prep.explore.distribution import Distribution
-from tablepuppet.prep.pipelines.draft import Codes, Column, Draft, Kind, Weights, bounded
+from tablepuppet.prep.pipelines.draft import Codes, Column, Draft, Kind, Order, Weights, bounded
 from tablepuppet.prep.pipelines.moments import Moments, of_flag
 from tablepuppet.prep.pipelines.needs import Later, given
 from tablepuppet.prep.pipelines.steps.categories import list_categories, name_order
@@ -66,44 +66,42 @@ class Impute(PrepStep):
             return
         self.need(not isinstance(self.fill, str), f"column {column.column.qualified} needs a number as fill")
         before, order = draft.usable(column), column.order
-        value: Later[float] = Later(bounded, self._value(column, draft, before))
-        missing: Later[float] = Later(lambda before: before.missing, before)
-        draft.check(column, before, value)
-        self._flag(column, draft, missing)
-        name = column.name
-        draft.emit(column, Later(lambda value: Fill(name, value), value))
-        column.moments = Later(lambda before, value: before.filled(value), before, value)
-        column.order = None if order is None else lambda: order().filled(missing, value)
+        value = self._value(column, draft, before)
+        draft.need(column, before, value)
+        self._flag(column, draft, before)
+        draft.emit(column, Fill, column.name, value)
+        column.moments = Later(Moments.filled, before, value)
+        column.order = None if order is None else partial(_filled, order, before, value)
         column.is_filled = True
 
     def _value(self, column: Column, draft: Draft, known: Later[Moments]) -> Later[float]:
         match self.strategy:
             case "mean":
-                return Later(lambda known: known.mean, known)
+                return Later(_mean, known)
             case "median":
-                return Later(lambda found: found[0], draft.quantiles(column, [0.5]))
+                return Later(lambda found: bounded(found[0]), draft.quantiles(column, [0.5]))
             case "mode":
                 self.need(
                     column.is_unchanged,
                     f"column {column.column.qualified} is changed by an earlier step; put strategy='mode' first",
                 )
-                return Later(partial(_mode, draft, column.column), draft.cells(column.column))
+                return Later(_mode, draft, column.column, draft.cells(column.column))
             case _:
-                return given(float(self.fill or 0.0))
+                return given(bounded(float(self.fill or 0.0)))
 
     def _declare_text(self, column: Column, draft: Draft) -> None:
         text = self.strategy in ("mode", "constant")
         self.need(text, f"column {column.column.qualified} has categories: strategy is 'mode' or 'constant' for those")
-        weights, name, fill = list_categories(column, draft, None), column.name, str(self.fill)
+        weights, fill = list_categories(column, draft, None), str(self.fill)
         code: Later[int] = Later(lambda weights: int(weights.argmax()), weights)
         if self.strategy == "constant" and not column.is_filled:
             code = self._code_of_fill(column, draft)
-            draft.check(column, code)
+            draft.need(column, code)
             column.most_codes += 1
-        self._flag(column, draft, Later(lambda codes: codes.missing, column.codes))
+        self._flag(column, draft, column.codes)
         if column.is_filled:
             return
-        draft.emit(column, Later(lambda code: FillCode(name, code), code))
+        draft.emit(column, FillCode, column.name, code)
 
         def filled(codes: Codes, code: int) -> Codes:
             return Codes(codes.digests, codes.more if code < codes.size else (*codes.more, fill), 0.0)
@@ -128,13 +126,21 @@ class Impute(PrepStep):
 
         return Later(named, draft.names(column))
 
-    def _flag(self, column: Column, draft: Draft, missing: Later[float]) -> None:
+    def _flag(self, column: Column, draft: Draft, before: Later[Moments] | Later[Codes]) -> None:
         if not self.indicator:
             return
         is_known = column.is_source and (column.kind == "number" or draft.counts_all(column))
-        known = Later(lambda missing: of_flag(draft.rows, missing / draft.rows), missing) if is_known else None
+        known = Later(lambda before: of_flag(draft.rows, before.missing / draft.rows), before) if is_known else None
         step = Missing(column.name, f"{column.name}_missing")
-        draft.make([column], step.output, given(step), "flag", known, is_filled=True)
+        draft.make([column], step.output, step, "flag", known, is_filled=True)
+
+
+def _mean(known: Moments) -> float:
+    return bounded(known.mean)
+
+
+def _filled(order: Callable[[], Order], before: Later[Moments], value: Later[float]) -> Order:
+    return order().filled(Later(lambda before: before.missing, before), value)
 
 
 def _mode(draft: Draft, column: OutputColumn, found: Distribution) -> float:
@@ -147,4 +153,4 @@ def _mode(draft: Draft, column: OutputColumn, found: Distribution) -> float:
             f"categorical {draft.owners(column)}"
         )
     words, places = np.unique(lows, return_inverse=True)
-    return float(values_of(words[[np.bincount(places, weights).argmax()]])[0])
+    return bounded(float(values_of(words[[np.bincount(places, weights).argmax()]])[0]))

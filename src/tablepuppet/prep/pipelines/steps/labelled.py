@@ -95,7 +95,7 @@ class LabelStep(PrepStep):
             squares = float(np.sum(found.weights * (rows - mean) ** 2))
             return Moments(draft.rows, draft.rows, mean, squares)
 
-        draft.emit(column, Later(step, learned))
+        draft.emit(column, step, learned)
         if self.informs:
             draft.inform(column, Later(lambda learned: learned.information, learned))
         known = Later(moments, found, learned) if draft.counts_all(column) else None

@@ -9,7 +9,6 @@ from typing import ClassVar
 
 from tablepuppet.prep.encode.specs import Product
 from tablepuppet.prep.pipelines.draft import Column, Draft
-from tablepuppet.prep.pipelines.needs import given
 from tablepuppet.prep.pipelines.steps.step import PrepStep, is_whole, setting
 
 MOST_DEGREE = 5
@@ -44,7 +43,7 @@ class Polynomial(PrepStep):
             powers[each.name] = powers.get(each.name, 0) + 1
         name = "*".join(each if power == 1 else f"{each}^{power}" for each, power in powers.items())
         product = Product([each.name for each in factors], name)
-        draft.make(factors, name, given(product), is_filled=all(each.is_filled for each in factors))
+        draft.make(factors, name, product, is_filled=all(each.is_filled for each in factors))
 
 
 @dataclass(frozen=True)

@@ -10,8 +10,10 @@ from tablepuppet.errors import LearnError
 from tablepuppet.party.arguments import LEAST_SCALE, MOST_SCALE
 from tablepuppet.prep.encode.specs import Scale
 from tablepuppet.prep.pipelines.draft import Column, Draft, bounded
+from tablepuppet.prep.pipelines.moments import Moments
 from tablepuppet.prep.pipelines.needs import Later
 from tablepuppet.prep.pipelines.steps.step import PrepStep, is_number
+from tablepuppet.sql.query import OutputColumn
 
 
 @dataclass(frozen=True)
@@ -23,7 +25,11 @@ class Standardize(PrepStep):
     def declare(self, column: Column, draft: Draft) -> None:
         """It learns mean and deviation."""
         known = draft.usable(column)
-        scale_by(draft, column, Later(lambda known: (known.mean, known.std if known.squares else 1.0), known))
+        scale_by(draft, column, Later(_standard, known))
+
+
+def _standard(known: Moments) -> tuple[float, float]:
+    return known.mean, known.std if known.squares else 1.0
 
 
 @dataclass(frozen=True)
@@ -81,18 +87,21 @@ class Robust(PrepStep):
 
 def scale_by(draft: Draft, column: Column, by: Later[tuple[float, float]]) -> None:
     """(value - centre) / scale, of numbers whose moments are known; LearnError if the scale is out of range."""
-    source, known = column.column, column.moments
-
-    def fitted(by: tuple[float, float]) -> Scale:
-        centre, scale = by
-        if not LEAST_SCALE <= scale <= MOST_SCALE:
-            raise LearnError(
-                f"column {source.qualified} has values that differ by next to nothing, or by too much to be squared; "
-                f"multiply or divide it in SELECT, or leave it out {draft.owners(source)}"
-            )
-        return Scale(source.name, bounded(centre), scale)
-
+    known = column.moments
     assert known is not None, "a scale is learned from them"
-    step = Later(fitted, by)
-    draft.apply(column, step)
-    column.moments = Later(lambda known, step: known.scaled(step.centre, step.scale), known, step)
+    step = draft.apply(column, _fitted, draft, column.column, by)
+    column.moments = Later(_scaled, known, step)
+
+
+def _fitted(draft: Draft, column: OutputColumn, by: tuple[float, float]) -> Scale:
+    centre, scale = by
+    if not LEAST_SCALE <= scale <= MOST_SCALE:
+        raise LearnError(
+            f"column {column.qualified} has values that differ by next to nothing, or by too much to be squared; "
+            f"multiply or divide it in SELECT, or leave it out {draft.owners(column)}"
+        )
+    return Scale(column.name, bounded(centre), scale)
+
+
+def _scaled(known: Moments, step: Scale) -> Moments:
+    return known.scaled(step.centre, step.scale)
