@@ -193,8 +193,8 @@ def test_nested_rows_in_a_gram_matrix(tmp_path: Path, differ: int, is_told: bool
     """Numbers that are all one, where there are any, make the products with a third column its sums over their rows; so
     do any numbers that the caller scales. Two such sums never differ by few rows, whose sum they would tell.
     """
-    one = {"x": [float(n) for n in range(60)], "z": [1] * 40 + [None] * 20}
-    cells = one | {"s": [0.5] * (40 - differ) + [None] * (20 + differ)}
+    one: dict[str, list[Any]] = {"x": [float(n) for n in range(60)], "z": [1] * 40 + [None] * 20}
+    cells: dict[str, list[Any]] = one | {"s": [0.5] * (40 - differ) + [None] * (20 + differ)}
     found = gram_of(tmp_path / "one", cells, ["x", "z", "s"])
     assert found[0, 1] == sum(range(40))
     assert (found[0, 2] == sum(range(40 - differ)) / 2) == is_told
@@ -211,7 +211,7 @@ def test_what_follows_from_a_gram_matrix(tmp_path: Path, missing: int) -> None:
     not, nor those of categories that few rows have neither of.
     """
     number = [float(n) for n in range(60)]
-    cells = {"x": number, "t": ["a", "b"] * 30, "z": [None] * missing + [1] * (60 - missing)}
+    cells: dict[str, list[Any]] = {"x": number, "t": ["a", "b"] * 30, "z": [None] * missing + [1] * (60 - missing)}
     found = gram_of(tmp_path / "one", cells, ["x", "z"], categories=[("t", "text")])
     by_word = [sum(number[start::2]) for start in (0, 1)]
     assert sorted(found[0, 2:].tolist()) == by_word
