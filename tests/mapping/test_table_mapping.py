@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tablepuppet.mapping import table_mapping
-from tablepuppet.mapping.digests import number_digests
+from tablepuppet.mapping.join import number_digests
 from tablepuppet.mapping.table_mapping import Floats, MappedTable, ShardRows, TableMapping, compact
 
 

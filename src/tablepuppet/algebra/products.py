@@ -31,7 +31,7 @@ from tablepuppet.arrays import Array, are_within, lossless
 from tablepuppet.errors import LearnError
 from tablepuppet.mapping.joined_rows import JoinedRows
 from tablepuppet.mapping.table_mapping import Floats, Index, ShardRows
-from tablepuppet.operators.secure_sum import Bounds
+from tablepuppet.operators.client import Bounds
 from tablepuppet.party.arguments import LARGEST
 from tablepuppet.pieces import on_all_cores
 from tablepuppet.prep.encode.encode import Encoding

@@ -13,14 +13,49 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+import pyarrow as pa
 from numpy.typing import NDArray
 
 from tablepuppet.arrays import mark, take
-from tablepuppet.mapping.digests import number_digests
-from tablepuppet.mapping.memory import require_memory
+from tablepuppet.errors import MappingError, PartyError
 from tablepuppet.mapping.table_mapping import Index, MappedTable, TableMapping, compact, one_after_another
+from tablepuppet.pieces import available_memory
+from tablepuppet.runs.figures import readable
 
+Digests = NDArray[np.uint8]  # (distinct, 16)
+SHARE = 0.8  # of what is free; the rest is for the rounds that follow
 Codes = NDArray[np.integer]
+
+
+def number_digests(lists: Sequence[Digests]) -> tuple[list[NDArray[np.int32]], int]:
+    """(a number per digest of each list, how many numbers there are); numbers follow first appearance.
+
+    >>> a, b = np.zeros((1, 16), np.uint8), np.ones((1, 16), np.uint8)
+    >>> [numbers.tolist() for numbers in number_digests([np.concatenate([a, b]), b])[0]]
+    [[0, 1], [1]]
+    """
+    items = pa.concat_arrays([_as_binary(digests) for digests in lists]).dictionary_encode()
+    ends = np.cumsum([len(digests) for digests in lists])[:-1]
+    return list(np.split(items.indices.to_numpy(), ends)), len(items.dictionary)
+
+
+def _as_binary(digests: Digests) -> pa.Array:
+    if digests.dtype != np.uint8 or digests.shape[1:] != (16,):  # Arrow would read beyond the end of shorter ones
+        raise PartyError("digests must be rows of 16 bytes")
+    buffer = pa.py_buffer(np.ascontiguousarray(digests))
+    return pa.FixedSizeBinaryArray.from_buffers(pa.binary(16), len(digests), [None, buffer])
+
+
+def require_memory(joined_rows: int, tables: int, limit: int | None, what: str) -> None:
+    """Raise MappingError, with the size, if a mapping of so many rows would not fit."""
+    needed = joined_rows * 4 * (tables + 2)  # one index per table, and two more while joining
+    allowed = int(available_memory() * SHARE) if limit is None else limit
+    if needed > allowed:
+        source = "are free" if limit is None else "are allowed by memory_limit"
+        raise MappingError(
+            f"joining {what} gives {joined_rows:,} rows; their mapping takes {readable(needed)}, {readable(allowed)} "
+            f"{source}; filter rows, join on a more selective key, or run where there is more memory"
+        )
 
 
 @dataclass(frozen=True)

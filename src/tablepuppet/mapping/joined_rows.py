@@ -17,18 +17,23 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
 import numpy as np
 import pyarrow as pa
 from numpy.typing import DTypeLike, NDArray
 
 from tablepuppet.arrays import Scalar
-from tablepuppet.mapping.table_mapping import SCATTER_CHUNK, Floats, MappedTable, ShardRows, TableMapping, TableRows
+from tablepuppet.mapping.table_mapping import (
+    SCATTER_CHUNK,
+    Floats,
+    MappedTable,
+    RowSums,
+    ShardRows,
+    TableMapping,
+    TableRows,
+)
 from tablepuppet.pieces import PIECE, on_all_cores, pieces
-
-if TYPE_CHECKING:
-    from tablepuppet.mapping.row_sums import RowSums
 
 Array = NDArray[np.float64]
 Column = str | tuple[str, int]  # a name, or a name and a slot of a column that has several
@@ -289,8 +294,6 @@ class JoinedRows:
         """The same for several columns, (N, k), rounded in the end; a sparse matrix is kept for the next time."""
         if columns.shape[1] == 1 or self.tables[alias].is_identity:
             return self.sums(alias, columns)
-        from tablepuppet.mapping.row_sums import RowSums  # with SciPy, which takes a while to load
-
         if alias not in self._row_sums:
             self._row_sums[alias] = RowSums(self.mapping.tables[alias])
         return self._row_sums[alias].of(columns, precision)

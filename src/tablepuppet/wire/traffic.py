@@ -53,6 +53,15 @@ class Traffic:
         with self._lock:
             return sum(size for size, _ in self._totals.values())
 
+    def sums(self) -> dict[str, int]:
+        """Bytes both ways, and messages, of all parties and releases."""
+        found = {"bytes_up": 0, "bytes_down": 0, "messages": 0}
+        with self._lock:
+            for (_, direction, _), (size, messages) in self._totals.items():
+                found[f"bytes_{direction}"] += size
+                found["messages"] += messages
+        return found
+
     def to_list(self) -> list[dict[str, Any]]:
         """One dict per party, direction and release."""
         with self._lock:

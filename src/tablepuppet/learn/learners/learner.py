@@ -46,7 +46,7 @@ from tablepuppet.learn.tables.saved import SavedModel
 from tablepuppet.learn.threads import one_thread
 from tablepuppet.mapping.joined_rows import JoinedRows
 from tablepuppet.operators.client import Client, Pending
-from tablepuppet.operators.rosters import make_rosters
+from tablepuppet.operators.secure_sum import make_rosters
 from tablepuppet.prep.encode.encode import apply_encoding
 from tablepuppet.relation import Relation
 from tablepuppet.runs.events import one_run

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from tablepuppet.errors import LearnError
 from tablepuppet.learn.learners.estimator import need_relation
 from tablepuppet.learn.settings import check_whole
-from tablepuppet.mapping.digests import number_digests
+from tablepuppet.mapping.join import number_digests
 from tablepuppet.prep.columns.selected import check_without_noise, find_column, is_category
 from tablepuppet.prep.columns.statistics import CategoryStatistics
 from tablepuppet.prep.explore.distance import distances

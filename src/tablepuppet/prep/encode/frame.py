@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tablepuppet.arrays import Array
-from tablepuppet.mapping.digests import number_digests
+from tablepuppet.mapping.join import number_digests
 from tablepuppet.party.blind import Blinded, blind
 from tablepuppet.party.groups import rows_by, rows_of
 from tablepuppet.party.local_table import LocalTable

@@ -21,7 +21,7 @@ from msgspec import Meta
 from numpy.typing import NDArray
 
 from tablepuppet.errors import LearnError
-from tablepuppet.mapping.digests import number_digests
+from tablepuppet.mapping.join import number_digests
 from tablepuppet.mapping.joined_rows import Meetings
 from tablepuppet.operators.client import Client
 from tablepuppet.party.allowance import check_time
