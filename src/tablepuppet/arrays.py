@@ -16,6 +16,15 @@ CACHE = 1 << 20  # bytes of values that are quick to reach
 Array = NDArray[np.float64]
 Scalar = TypeVar("Scalar", bound=np.generic)
 
+Array = NDArray[np.float64]
+Floats = NDArray[np.floating[Any]]  # in double precision, or in that of the wire
+Places = NDArray[np.int32]  # in an order: of rows, columns or categories
+Codes = NDArray[np.integer[Any]]  # whole numbers in the narrowest type that has them
+Counts = NDArray[np.int64]
+Mask = NDArray[np.bool_]
+Digests = NDArray[np.uint8]  # (distinct, 16)
+Words = NDArray[np.uint64]
+
 
 def take(values: NDArray[Scalar], index: NDArray[np.integer[Any]], shift: int = 0) -> NDArray[Scalar]:
     """``values[index - shift]``, where every place is known to be in range.

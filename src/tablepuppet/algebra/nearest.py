@@ -13,7 +13,6 @@ from numpy.typing import NDArray
 
 from tablepuppet.arrays import Array
 from tablepuppet.mapping.joined_rows import Block, JoinedRows
-from tablepuppet.mapping.table_mapping import Floats
 
 
 class Nearest:

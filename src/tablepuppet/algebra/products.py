@@ -30,7 +30,7 @@ from tablepuppet.algebra.placement import Placement
 from tablepuppet.arrays import Array, are_within, lossless
 from tablepuppet.errors import LearnError
 from tablepuppet.mapping.joined_rows import JoinedRows
-from tablepuppet.mapping.table_mapping import Floats, Index, ShardRows
+from tablepuppet.mapping.table_mapping import ShardRows
 from tablepuppet.operators.client import Bounds
 from tablepuppet.party.arguments import LARGEST
 from tablepuppet.pieces import on_all_cores
@@ -84,7 +84,7 @@ class TableProducts:
                 self._squares[alias] = max([1.0, *(each.centred_square for each in encoding.numbers[alias])])
         self.shape = (len(self.rows), int(ends[-1]))
         self.tables = [alias for alias, width in widths.items() if width and placement.client.shards(alias)]
-        self.cells, self._firsts = dict[str, EncodedTable](), dict[str, Index]()  # see `over`
+        self.cells, self._firsts = dict[str, EncodedTable](), dict[str, Places]()  # see `over`
         self._lou = placement.lou
 
     def of_columns(self, places: NDArray[np.intp]) -> TableProducts:

@@ -16,15 +16,13 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from tablepuppet.arrays import mark, take
+from tablepuppet.arrays import Codes, Digests, Places, mark, take
 from tablepuppet.errors import MappingError, PartyError
-from tablepuppet.mapping.table_mapping import Index, MappedTable, TableMapping, compact, one_after_another
+from tablepuppet.mapping.table_mapping import MappedTable, TableMapping, compact, one_after_another
 from tablepuppet.pieces import available_memory
 from tablepuppet.runs.figures import readable
 
-Digests = NDArray[np.uint8]  # (distinct, 16)
 SHARE = 0.8  # of what is free; the rest is for the rounds that follow
-Codes = NDArray[np.integer]
 
 
 def number_digests(lists: Sequence[Digests]) -> tuple[list[NDArray[np.int32]], int]:
@@ -163,7 +161,7 @@ class _Join:
         self.alive: dict[str, NDArray[np.bool_] | None] = dict(branch.rows)  # None: every row
         self.in_place = False  # whether joined row j is row j of the first table
 
-    def run(self) -> dict[str, Index]:
+    def run(self) -> dict[str, Places]:
         """For each joined row, its row in each table; ordered by the rows of the largest table, then the next."""
         self._strike_out()
         alive = self.alive[self.order[0]]
@@ -176,7 +174,7 @@ class _Join:
             self._attach(joined, alias, shared)
         return joined
 
-    def _rows_of(self, alias: str) -> Index:
+    def _rows_of(self, alias: str) -> Places:
         alive = self.alive[alias]
         if alive is None:
             return np.arange(self.rows[alias], dtype=np.int32)
@@ -217,7 +215,7 @@ class _Join:
         self.alive[alias] = keep
         return True
 
-    def _next(self, joined: Mapping[str, Index]) -> tuple[str, list[str]]:
+    def _next(self, joined: Mapping[str, Places]) -> tuple[str, list[str]]:
         """The next table: the one that shares the most keys with those already joined.
 
         For an acyclic join this is an order of its join tree, in which no intermediate result exceeds the answer.
@@ -227,7 +225,7 @@ class _Join:
         alias = max(shared, key=lambda name: len(shared[name]))  # the first of several: the larger table
         return alias, shared[alias]
 
-    def _attach(self, joined: dict[str, Index], alias: str, shared: list[str]) -> None:
+    def _attach(self, joined: dict[str, Places], alias: str, shared: list[str]) -> None:
         """Extend every joined row by each row of ``alias`` that has the same keys."""
         rows = self._rows_of(alias)
         here, there, size = self._common_codes(joined, alias, rows, shared)
@@ -261,7 +259,7 @@ class _Join:
             joined[name] = np.repeat(joined[name], matches)
 
     def _common_codes(
-        self, joined: Mapping[str, Index], alias: str, rows: Index, shared: list[str]
+        self, joined: Mapping[str, Places], alias: str, rows: Places, shared: list[str]
     ) -> tuple[NDArray[np.integer], NDArray[np.integer], int]:
         """(code of each joined row, code of each row of ``alias``, number of codes) over the shared keys."""
         anchor = self.order[0]
@@ -277,7 +275,7 @@ class _Join:
         known = np.append(distinct, -1)[place] == here
         return np.where(known, place, len(distinct)), numbered, len(distinct) + 1  # the last code is nobody's
 
-    def _pair(self, joined: Mapping[str, Index], alias: str, rows: Index, key: str) -> tuple[Codes, Codes]:
+    def _pair(self, joined: Mapping[str, Places], alias: str, rows: Places, key: str) -> tuple[Codes, Codes]:
         """The codes of one key for the joined rows and for the rows of ``alias``."""
         holder = next(name for name in joined if name in self.branch.keys[key])
         codes = self.columns[holder, key].codes
@@ -298,7 +296,7 @@ def _mixed(codes: Sequence[NDArray[np.integer]], sizes: Sequence[int]) -> NDArra
     return mixed
 
 
-def _unite(parts: Sequence[Mapping[str, Index]], order: Sequence[str], distinct: bool) -> dict[str, Index]:
+def _unite(parts: Sequence[Mapping[str, Places]], order: Sequence[str], distinct: bool) -> dict[str, Places]:
     """The rows of all branches, ordered by row ids; with UNION an equal combination counts once."""
     joined = {alias: np.concatenate([part[alias] for part in parts]) for alias in order}
     places = np.lexsort([joined[alias] for alias in reversed(order)])

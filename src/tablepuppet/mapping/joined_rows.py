@@ -23,19 +23,10 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import DTypeLike, NDArray
 
-from tablepuppet.arrays import Scalar
-from tablepuppet.mapping.table_mapping import (
-    SCATTER_CHUNK,
-    Floats,
-    MappedTable,
-    RowSums,
-    ShardRows,
-    TableMapping,
-    TableRows,
-)
+from tablepuppet.arrays import Array, Floats, Scalar
+from tablepuppet.mapping.table_mapping import SCATTER_CHUNK, MappedTable, RowSums, ShardRows, TableMapping, TableRows
 from tablepuppet.pieces import PIECE, on_all_cores, pieces
 
-Array = NDArray[np.float64]
 Column = str | tuple[str, int]  # a name, or a name and a slot of a column that has several
 LABELS, SCORES, WEIGHTS = "labels", "scores", "weights"
 Arguments = ParamSpec("Arguments")

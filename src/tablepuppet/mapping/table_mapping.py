@@ -15,14 +15,11 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
-from tablepuppet.arrays import Scalar, mark, take
+from tablepuppet.arrays import Array, Floats, Places, Scalar, mark, take
 from tablepuppet.pieces import on_all_cores, pieces
 
-Floats = NDArray[np.floating[Any]]
-Index = NDArray[np.int32]
 SCATTER_CHUNK = 1 << 16  # joined rows at a time: the widened index stays in the cache
 LONG_RUN = 16  # joined rows in a row from one base row, in the mean, that are quicker to add up as runs
-Array = NDArray[np.float64]
 
 
 @dataclass(frozen=True)
@@ -76,7 +73,7 @@ class TableRows(Protocol):
 class MappedTable:
     """One table use: which of its rows each joined row comes from."""
 
-    index: Index  # (joined_rows,): place among the rows that take part
+    index: Places  # (joined_rows,): place among the rows that take part
     shards: tuple[ShardRows, ...]
 
     @property

@@ -16,12 +16,9 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 import numpy as np
-from numpy.typing import NDArray
 
+from tablepuppet.arrays import Array, Floats
 from tablepuppet.mapping.joined_rows import SCORES, Block, Column, JoinedRows
-from tablepuppet.mapping.table_mapping import Floats
-
-Array = NDArray[np.float64]
 
 
 class Head(Protocol):

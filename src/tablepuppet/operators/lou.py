@@ -14,8 +14,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from tablepuppet.arrays import Floats
 from tablepuppet.mapping.batches import LastValues
-from tablepuppet.mapping.table_mapping import Floats, ShardRows
+from tablepuppet.mapping.table_mapping import ShardRows
 from tablepuppet.operators.client import Bounds, Client, Pending
 from tablepuppet.privacy.secure_sum import add_words
 

@@ -25,6 +25,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from tablepuppet.arrays import Floats
 from tablepuppet.errors import PartyError
 from tablepuppet.learn.linear.ops import Turn
 from tablepuppet.learn.linear.ridge import (

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from tablepuppet.arrays import Floats
 from tablepuppet.learn.specs import Hiding, TabNet
 from tablepuppet.learn.split.flat import Adam
 from tablepuppet.learn.split.model import SplitModel
@@ -33,7 +34,7 @@ from tablepuppet.learn.tables.over_shards import BatchGradients, RowGradients, U
 from tablepuppet.learn.tables.parameters import TableParameters
 from tablepuppet.learn.tables.steps import NOTHING, Facts, Update, step
 from tablepuppet.mapping.batches import Batch, no_rows
-from tablepuppet.mapping.table_mapping import Floats, ShardRows
+from tablepuppet.mapping.table_mapping import ShardRows
 from tablepuppet.operators.client import Pending
 from tablepuppet.operators.lou import Instead, LearningOverUnion
 from tablepuppet.party.arguments import Bound, NotNegative

@@ -21,6 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tablepuppet.algebra.ops import joined_counts
+from tablepuppet.arrays import Floats
 from tablepuppet.errors import PartyError
 from tablepuppet.learn.noise.plan import Noise
 from tablepuppet.learn.specs import Bottom, Cnn, Mlp

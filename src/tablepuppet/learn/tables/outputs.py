@@ -13,9 +13,9 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
+from tablepuppet.arrays import Floats
 from tablepuppet.learn.specs import TableSpec
 from tablepuppet.mapping.joined_rows import SCORES, JoinedRows
-from tablepuppet.mapping.table_mapping import Floats
 from tablepuppet.operators.client import Client, Pending, Replies
 from tablepuppet.operators.lou import Instead, LearningOverUnion
 from tablepuppet.prep.encode.encode import Encoding
