@@ -61,7 +61,7 @@ def _take(
 
 
 def lossless(values: NDArray[np.floating[Any]]) -> NDArray[np.floating[Any]]:
-    """The same numbers as float32 if none of them is changed by that, as counts are not; else as they are.
+    """Numbers as float32 if none of them is changed by that, as counts are not; else as they are.
 
     >>> lossless(np.array([1.0, 3.0])).dtype, lossless(np.array([0.1, 3.0])).dtype
     (dtype('float32'), dtype('float64'))

@@ -129,7 +129,7 @@ class Tls(msgspec.Struct, forbid_unknown_fields=True):
         return ClientTls(found.certificate, found.key, found.authorities)
 
     def anchored(self, folder: Path) -> Tls:
-        """The same with paths that start at a folder."""
+        """These paths, taken from a folder."""
         return Tls(*(str(folder / path) for path in (self.cert, self.key, self.ca)))
 
 

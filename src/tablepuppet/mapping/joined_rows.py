@@ -136,7 +136,7 @@ class JoinedRows:
     # Other rows.
 
     def of_scores(self, outputs: int, labels: NDArray[Any] | None = None, weights: Array | None = None) -> JoinedRows:
-        """The same rows with ``outputs`` scores each, and no other columns yet."""
+        """These rows with ``outputs`` scores each, and no other columns yet."""
         return JoinedRows(self.mapping, outputs, labels, weights)
 
     def where(self, alias: str, chosen: NDArray[np.bool_]) -> JoinedRows:
@@ -144,7 +144,7 @@ class JoinedRows:
         return JoinedRows(self.mapping.where(alias, chosen))
 
     def unreduced(self) -> JoinedRows:
-        """The same rows without the reduction of duplicates: every table is as long as the join."""
+        """These rows without the reduction of duplicates: every table is as long as the join."""
         return JoinedRows(self.mapping.unreduced())
 
     def counts(self, alias: str) -> NDArray[Any] | None:
@@ -200,7 +200,7 @@ class JoinedRows:
         *given: Arguments.args,
         **named: Arguments.kwargs,
     ) -> JoinedRows:
-        """The same rows with other labels, computed by block, and with separate columns."""
+        """These rows with other labels, computed by block, and with columns of their own."""
         found = JoinedRows(self.mapping, self.outputs, np.empty(len(self)), self._columns.get(WEIGHTS))
 
         def write(block: Block) -> None:
@@ -282,7 +282,7 @@ class JoinedRows:
         return self.mapping.scatter_sum(alias, values)
 
     def many_sums(self, alias: str, columns: Array, precision: DTypeLike = np.float64) -> Floats:
-        """The same for several columns, (N, k), rounded in the end; a sparse matrix is kept for the next time."""
+        """Columns, (N, k), summed at the base rows of a table, then rounded; a sparse matrix is kept for the next time."""
         if columns.shape[1] == 1 or self.tables[alias].is_identity:
             return self.sums(alias, columns)
         if alias not in self._row_sums:
@@ -386,7 +386,7 @@ class JoinedRows:
         return found
 
     def taken_column(self, alias: str, values: pa.ChunkedArray) -> pa.ChunkedArray:
-        """The same for an Arrow column."""
+        """An Arrow column of a table's base rows, as values of joined rows."""
         return values.take(pa.array(self.mapping.tables[alias].index))
 
     def labels(self) -> NDArray[Any]:

@@ -50,7 +50,7 @@ class TableRows(Protocol):
 
     @property
     def shards(self) -> tuple[ShardRows, ...]:
-        """Its shards, whose rows stand one after another."""
+        """The shards, whose rows stand one after another."""
         ...
 
     @property
@@ -161,7 +161,7 @@ class TableMapping:
         )
 
     def unreduced(self) -> TableMapping:
-        """The same joined rows without the reduction of duplicates: every table is as long as the join."""
+        """These joined rows without the reduction of duplicates: every table is as long as the join."""
         return TableMapping({alias: _unreduced(table) for alias, table in self.tables.items()}, self.joined_rows)
 
 

@@ -78,7 +78,7 @@ class LearningOverJoin:
         return {alias: self.rows.sums_at(alias, self.head.backward, alias, column) for alias in aliases}
 
     def scatter_centred(self, column: Column, aliases: Iterable[str]) -> dict[str, Array]:
-        """The same after subtracting the mean over joined rows: the intercept absorbs a constant."""
+        """`scatter` of the gradient minus its mean over joined rows: the intercept absorbs a constant."""
         sums = self.scatter(column, aliases)
         total = next(iter(sums.values())).sum(axis=0) if sums else 0.0
         for alias, found in sums.items():

@@ -132,7 +132,7 @@ def call_all(engine: Engine, calls: Calls, answered: Callable[[int], None] | Non
 
 
 def try_all(engine: Engine, calls: Calls, patience: float | None = None) -> list[Reply | LostError]:
-    """The same, where a party that is lost has its error in the place of its reply; see `Transport.call`."""
+    """Like `call_all`, but a party that is lost has its error in the place of its reply; see `Transport.call`."""
     outcomes = engine.trip(calls, patience)
     return [outcome if isinstance(outcome, LostError) else _reply(outcome) for outcome in outcomes]
 
