@@ -282,7 +282,7 @@ class JoinedRows:
         return self.mapping.scatter_sum(alias, values)
 
     def many_sums(self, alias: str, columns: Array, precision: DTypeLike = np.float64) -> Floats:
-        """Columns, (N, k), summed at the base rows of a table, then rounded; a sparse matrix is kept for the next time."""
+        """Columns, (N, k), summed at the base rows of a table and rounded; a sparse matrix is kept for another time."""
         if columns.shape[1] == 1 or self.tables[alias].is_identity:
             return self.sums(alias, columns)
         if alias not in self._row_sums:
