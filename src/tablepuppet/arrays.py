@@ -13,7 +13,6 @@ from numpy.typing import NDArray
 
 CHUNK = 1 << 15  # index entries at a time
 CACHE = 1 << 20  # bytes of values that are quick to reach
-Array = NDArray[np.float64]
 Scalar = TypeVar("Scalar", bound=np.generic)
 
 Array = NDArray[np.float64]

@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from tablepuppet.algebra.column_products import ColumnProducts
 from tablepuppet.algebra.nearest import Nearest
 from tablepuppet.algebra.products import Result, TableProducts
-from tablepuppet.arrays import Array, Scalar
+from tablepuppet.arrays import Array, Floats, Places, Scalar
 from tablepuppet.mapping.merged import MergedRows, merge
 from tablepuppet.pieces import over_pieces
 from tablepuppet.prep.encode.alike import AlikeRows, first_of_each

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from tablepuppet.arrays import Array
+from tablepuppet.arrays import Array, Floats
 from tablepuppet.mapping.joined_rows import Block, JoinedRows
 
 

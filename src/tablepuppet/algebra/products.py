@@ -27,7 +27,7 @@ from tablepuppet.algebra.costs import PricedStep, Run
 from tablepuppet.algebra.nearest import Nearest
 from tablepuppet.algebra.ops import Largest, counted_sums, largest_of_rows, weighed_sums
 from tablepuppet.algebra.placement import Placement
-from tablepuppet.arrays import Array, are_within, lossless
+from tablepuppet.arrays import Array, Floats, Places, are_within, lossless
 from tablepuppet.errors import LearnError
 from tablepuppet.mapping.joined_rows import JoinedRows
 from tablepuppet.mapping.table_mapping import ShardRows

@@ -22,7 +22,7 @@ from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X
 from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF, HKDFExpand
 
-from tablepuppet.arrays import Array
+from tablepuppet.arrays import Array, Words
 from tablepuppet.errors import PrivacyError
 
 FEWEST = 3  # peers: with two, each knows the other's numbers from the sum

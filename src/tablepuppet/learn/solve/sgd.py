@@ -27,7 +27,7 @@ from tablepuppet.learn.tables.parameters import TableParameters
 from tablepuppet.learn.tables.steps import NOTHING, Facts, Update, by_batch, step
 from tablepuppet.mapping.batches import Batch, no_rows
 from tablepuppet.mapping.joined_rows import SCORES, JoinedRows
-from tablepuppet.mapping.table_mapping import Floats, ShardRows
+from tablepuppet.mapping.table_mapping import ShardRows
 from tablepuppet.party.release import Release
 from tablepuppet.party.returns import NEXT_OUTPUTS, PER_OUTPUT, SQUARE, Numbers
 

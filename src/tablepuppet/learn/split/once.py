@@ -33,7 +33,7 @@ from tablepuppet.learn.tables.network import need_torch
 from tablepuppet.learn.tables.over_shards import RowGradients, Updates, taken
 from tablepuppet.learn.tables.parameters import TableParameters
 from tablepuppet.learn.tables.steps import NOTHING, Facts, Update, step
-from tablepuppet.mapping.table_mapping import Floats, ShardRows
+from tablepuppet.mapping.table_mapping import ShardRows
 from tablepuppet.operators.client import Client
 from tablepuppet.operators.lou import Instead, LearningOverUnion
 from tablepuppet.party.allowance import check_memory
