@@ -97,7 +97,7 @@ class TableProducts:
         found.tables = wanted
         return found
 
-    def over(self, rows: JoinedRows, firsts: dict[str, Index], cells: dict[str, EncodedTable]) -> TableProducts:
+    def over(self, rows: JoinedRows, firsts: dict[str, Places], cells: dict[str, EncodedTable]) -> TableProducts:
         """Products over other joined rows (`distinct.py`).
 
         If ``firsts`` has a table, only these of its base rows are left. ``cells`` are of tables whose rows are here. It
