@@ -17,6 +17,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
 import numpy as np
@@ -215,7 +216,11 @@ class JoinedRows:
     @property
     def blocks(self) -> int:
         """How many blocks there are."""
-        return len(pieces(len(self), self.outputs))
+        return len(self._blocks)
+
+    @cached_property
+    def _blocks(self) -> list[Block]:
+        return [Block(self.mapping, self._columns, part) for part in pieces(len(self), self.outputs)]
 
     def each(
         self, work: Callable[Concatenate[Block, Arguments], Found], *given: Arguments.args, **named: Arguments.kwargs
@@ -231,8 +236,7 @@ class JoinedRows:
         **named: Arguments.kwargs,
     ) -> list[Found]:
         """The results of ``work`` for one in ``every`` blocks, in order."""
-        blocks = [Block(self.mapping, self._columns, part) for part in pieces(len(self), self.outputs)[::every]]
-        return on_all_cores(lambda block: work(block, *given, **named), blocks)
+        return on_all_cores(lambda block: work(block, *given, **named), self._blocks[::every])
 
     def one_by_one(
         self,

@@ -181,7 +181,7 @@ class Client:
             type=self._types.get(str(arguments.get("column")), ""),
         )
         where = f"table {self.plan.tables[step.table].name!r}"
-        return lambda reply: check_reply(shard.party, where, step.op, returns, reply, asked)
+        return partial(check_reply, shard.party, where, step.op, returns, asked=asked)
 
     @cached_property
     def _joined(self) -> dict[tuple[str, str], int]:
