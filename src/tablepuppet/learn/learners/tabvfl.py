@@ -13,7 +13,7 @@ from typing import Any, ClassVar, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from tablepuppet.arrays import Floats
+from tablepuppet.arrays import Array, Floats
 from tablepuppet.errors import LearnError, PrivacyError
 from tablepuppet.learn.learners.not_fitted import check_fitted
 from tablepuppet.learn.learners.planner import tables_of
@@ -42,7 +42,6 @@ from tablepuppet.runs.figures import metric, readable
 from tablepuppet.runs.table_view import Records
 from tablepuppet.spelling import names_checked
 
-Array = NDArray[np.float64]
 MOST_PRETRAINED = 40  # epochs of "auto"
 VIRTUAL_BATCH = 128  # joined rows that batch norm within TabNet takes together
 HIDDEN = Kind("a number above 0 and below 1", lambda value: RATE.fits(value) and value < 1)

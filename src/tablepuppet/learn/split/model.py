@@ -6,9 +6,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-from tablepuppet.arrays import Floats
+from tablepuppet.arrays import Array, Floats
 from tablepuppet.learn.noise.plan import Noise
 from tablepuppet.learn.specs import Bottom
 from tablepuppet.learn.split.flat import NORM_MOMENTUM, Adam
@@ -27,7 +26,6 @@ from tablepuppet.prep.encode.encode import Encoding
 from tablepuppet.store.parts import Stored
 from tablepuppet.wire.engine import Engine
 
-Array = NDArray[np.float64]
 Embeddings = Mapping[str, Floats]
 """By alias: (base rows, width)."""
 

@@ -15,7 +15,6 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from tablepuppet.arrays import Floats
 from tablepuppet.learn.loss.joined_loss import JoinedLoss
@@ -30,7 +29,6 @@ from tablepuppet.learn.tables.network import need_torch
 from tablepuppet.learn.tables.over_shards import RowGradients
 from tablepuppet.learn.threads import one_thread
 
-Array = NDArray[np.float64]
 AT_ONCE = 50  # noisy steps of a request
 GUEST_RATE, HOST_RATE = 0.5, 0.5  # learning rates, where noise allows them
 WALK = 4.0  # how far noise alone may move parameters

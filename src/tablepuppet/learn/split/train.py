@@ -10,7 +10,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
-from numpy.typing import NDArray
 
 from tablepuppet.arrays import Floats
 from tablepuppet.learn.loss.divergence import Divergence
@@ -24,8 +23,6 @@ from tablepuppet.learn.tables.network import need_torch
 from tablepuppet.learn.threads import one_thread
 from tablepuppet.mapping.batches import Batch
 from tablepuppet.mapping.joined_rows import SCORES
-
-Array = NDArray[np.float64]
 
 
 def learn_by_batches(

@@ -9,9 +9,8 @@ from collections.abc import Mapping
 from typing import Any, cast
 
 import numpy as np
-from numpy.typing import NDArray
 
-from tablepuppet.arrays import Floats
+from tablepuppet.arrays import Array, Floats
 from tablepuppet.errors import PartyError
 from tablepuppet.learn.noise.plan import Noise
 from tablepuppet.learn.noise.predictions import calmed
@@ -25,8 +24,6 @@ from tablepuppet.operators.client import Client
 from tablepuppet.operators.loj import LearningOverJoin
 from tablepuppet.prep.encode.encode import Encoding
 from tablepuppet.store.parts import KeptNoise
-
-Array = NDArray[np.float64]
 
 
 class FederatedModel(Holders):

@@ -12,9 +12,8 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-from tablepuppet.arrays import Floats
+from tablepuppet.arrays import Array, Floats
 from tablepuppet.errors import PrivacyError
 from tablepuppet.learn.tables.ops import restore_parameters
 from tablepuppet.learn.tables.outputs import TableOutputs, parties_of
@@ -25,8 +24,6 @@ from tablepuppet.operators.client import Client, Pending, Replies
 from tablepuppet.operators.lou import Instead, LearningOverUnion
 from tablepuppet.prep.encode.encode import Encoding
 from tablepuppet.store.parts import KeepingParty, KeptNoise, Stored
-
-Array = NDArray[np.float64]
 
 
 class Holders(TableOutputs):

@@ -18,7 +18,7 @@ from functools import partial
 import numpy as np
 from numpy.typing import NDArray
 
-from tablepuppet.arrays import Array
+from tablepuppet.arrays import Array, Counts
 from tablepuppet.party.allowance import check_time
 from tablepuppet.prep.columns.pair_groups import Patterns
 from tablepuppet.prep.encode.encoded_table import EncodedTable, sums_by_code
