@@ -40,7 +40,7 @@ from benchmarks.turns import best
 from tablepuppet.algebra.placement import PLANS
 from tablepuppet.party.config import Limits
 from tablepuppet.party.policy import EVERY_USE, ColumnRule, Policy, TableRule, Use
-from tablepuppet.wire.distance import communication_seconds
+from tablepuppet.wire.traffic import communication_seconds
 from tests.wire.services import calling, served
 
 Tables = dict[str, dict[str, pa.Table]]

@@ -34,7 +34,7 @@ from tablepuppet.party.local_table import LocalTable
 from tablepuppet.party.ops import Values, op
 from tablepuppet.party.release import Release
 from tablepuppet.party.request import Step
-from tablepuppet.wire.distance import communication_seconds
+from tablepuppet.wire.traffic import communication_seconds
 
 NAMES = ["north", "south", "west"]
 SIZES = (1, 10_000, 1_000_000)  # float64 each way

@@ -278,6 +278,14 @@ def test_links_in_the_docs_lead_somewhere(document: Path) -> None:
             assert anchor in anchors(target.read_text(encoding="utf-8")), link
 
 
+def test_files_of_the_architecture_are_there() -> None:
+    """Every module that ARCHITECTURE.md names is one of ours."""
+    names = re.findall(r"`([\w/]+\.py)`", (ROOT / "ARCHITECTURE.md").read_text(encoding="utf-8"))
+    folders = [PACKAGE, ROOT / "tests", ROOT / "benchmarks", ROOT / "examples"]
+    known = {path.relative_to(ROOT).as_posix() for folder in folders for path in folder.rglob("*.py")}
+    assert not [name for name in names if not any(f"/{path}".endswith(f"/{name}") for path in known)]
+
+
 def test_readme_fits_a_window_and_shows_pictures() -> None:
     """No line is longer than 88 characters; there is a picture of what is sent and one of a result, and pip's line."""
     text = (ROOT / "README.md").read_text(encoding="utf-8")

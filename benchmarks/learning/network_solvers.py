@@ -32,7 +32,7 @@ from benchmarks.learning.synthetic import LABELS, Shape, synthetic, write_synthe
 from benchmarks.learning.trips import Trips, counted
 from tablepuppet.demo import LABEL, SQL, build_databases
 from tablepuppet.learn.learners.planner import tables_of
-from tablepuppet.wire.distance import communication_seconds
+from tablepuppet.wire.traffic import communication_seconds
 
 LIMIT, SHARE, PATIENCE = 30.0, 0.95, 20
 TWO_TABLES = """

@@ -7,8 +7,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-from tablepuppet.wire.distance import communication_seconds
 from tablepuppet.wire.engine import Engine
+from tablepuppet.wire.traffic import communication_seconds
 
 ROUND_OPS = ("ridge.direction", "model.gradient", "sgd.step")
 

@@ -13,8 +13,16 @@ from numpy.typing import NDArray
 
 CHUNK = 1 << 15  # index entries at a time
 CACHE = 1 << 20  # bytes of values that are quick to reach
-Array = NDArray[np.float64]
 Scalar = TypeVar("Scalar", bound=np.generic)
+
+Array = NDArray[np.float64]
+Floats = NDArray[np.floating[Any]]  # in double precision, or in that of the wire
+Places = NDArray[np.int32]  # in an order: of rows, columns or categories
+Codes = NDArray[np.integer[Any]]  # whole numbers in the narrowest type that has them
+Counts = NDArray[np.int64]
+Mask = NDArray[np.bool_]
+Digests = NDArray[np.uint8]  # (distinct, 16)
+Words = NDArray[np.uint64]
 
 
 def take(values: NDArray[Scalar], index: NDArray[np.integer[Any]], shift: int = 0) -> NDArray[Scalar]:
@@ -52,7 +60,7 @@ def _take(
 
 
 def lossless(values: NDArray[np.floating[Any]]) -> NDArray[np.floating[Any]]:
-    """The same numbers as float32 if none of them is changed by that, as counts are not; else as they are.
+    """Numbers as float32 if none of them is changed by that, as counts are not; else as they are.
 
     >>> lossless(np.array([1.0, 3.0])).dtype, lossless(np.array([0.1, 3.0])).dtype
     (dtype('float32'), dtype('float64'))

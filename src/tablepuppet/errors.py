@@ -185,7 +185,7 @@ def _is_of(folder: str, trace: TracebackType) -> bool:
 
 
 def _alone(error: BaseException) -> BaseException:
-    """The same error without the one that caused it, which stays with the error itself."""
+    """A copy of an error without the one that caused it."""
     alone = type(error).__new__(type(error))
     alone.args = error.args
     alone.__dict__.update(error.__dict__)

@@ -42,7 +42,6 @@ from tablepuppet.runs.events import Events, Reader
 from tablepuppet.runs.figures import readable
 from tablepuppet.runs.progress import default_readers
 from tablepuppet.runs.table_view import card
-from tablepuppet.runs.traffic_view import TrafficRecords
 from tablepuppet.session import FederationSettings, Opening, Session
 from tablepuppet.spelling import attributes_explained, class_checked, names_checked, shows
 from tablepuppet.sql.catalog import Catalog, VerticalTable
@@ -54,6 +53,7 @@ from tablepuppet.wire.flight_transport import ClientTls, FlightTransport
 from tablepuppet.wire.outbox import StandIn, WhenLost
 from tablepuppet.wire.protocol import LostError
 from tablepuppet.wire.record import Record
+from tablepuppet.wire.traffic import TrafficRecords
 from tablepuppet.wire.transport import InProcessTransport, Transport
 
 if TYPE_CHECKING:  # scikit-learn takes a second to load
@@ -129,7 +129,7 @@ class Tls(msgspec.Struct, forbid_unknown_fields=True):
         return ClientTls(found.certificate, found.key, found.authorities)
 
     def anchored(self, folder: Path) -> Tls:
-        """The same with paths that start at a folder."""
+        """These paths, taken from a folder."""
         return Tls(*(str(folder / path) for path in (self.cert, self.key, self.ca)))
 
 

@@ -39,10 +39,10 @@ from tablepuppet.runs import interrupts
 from tablepuppet.runs.events import Reader
 from tablepuppet.spelling import did_you_mean
 from tablepuppet.sql.plan import Plan
-from tablepuppet.wire.distance import communication_seconds
 from tablepuppet.wire.engine import try_all
 from tablepuppet.wire.protocol import LostError, UnfitError
 from tablepuppet.wire.record import Record
+from tablepuppet.wire.traffic import communication_seconds
 
 
 class Split(msgspec.Struct, forbid_unknown_fields=True):

@@ -1,4 +1,7 @@
-"""Joined rows, a piece at a time: what is made of a piece stays in the cache, and every core has one to work on."""
+"""Joined rows, a piece at a time: what is made of a piece stays in the cache, and every core has one to work on.
+
+Also what the machine has for that: its cores, and the memory that is free.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +10,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from functools import cache
 from itertools import count
+from pathlib import Path
 from threading import Event
 from typing import TypeVar
 
@@ -28,6 +32,21 @@ if hasattr(os, "register_at_fork"):
 def cores() -> int:
     """The cores that this process may use, which may be fewer than the machine has."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def available_memory() -> int:
+    """Bytes that this process can still take without swapping, within its control group."""
+    try:
+        lines = Path("/proc/meminfo").read_text().splitlines()
+        free = next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable"))
+    except (OSError, StopIteration):
+        free = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2
+    try:
+        limit = Path("/sys/fs/cgroup/memory.max").read_text().strip()
+        used = int(Path("/sys/fs/cgroup/memory.current").read_text())
+    except (OSError, ValueError):
+        return free
+    return free if limit == "max" else min(free, int(limit) - used)
 
 
 def on_all_cores(work: Callable[[Item], Found], items: Sequence[Item]) -> list[Found]:

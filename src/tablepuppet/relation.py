@@ -22,7 +22,7 @@ from tablepuppet.mapping.joined_rows import JoinedRows
 from tablepuppet.mapping.table_mapping import TableMapping
 from tablepuppet.operators.client import Client
 from tablepuppet.operators.dealing import dealt, dealt_to_groups
-from tablepuppet.operators.rosters import make_rosters
+from tablepuppet.operators.secure_sum import make_rosters
 from tablepuppet.party.request import Request
 from tablepuppet.prep.columns.dividing import Time, as_time, classes_of, groups_of, shares, stratified_label, times_of
 from tablepuppet.prep.columns.label import joined_labels

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from tablepuppet.errors import PartyError, TablePuppetError
 from tablepuppet.mapping.join import JoinBranch, ShardKeys, join
 from tablepuppet.mapping.joined_rows import JoinedRows
-from tablepuppet.operators.secure_sum import SecureTables
+from tablepuppet.operators.client import SecureTables
 from tablepuppet.party.reply_check import check_reply, keys_returned
 from tablepuppet.party.request import UNDECLARED, Declared, Request, Step
 from tablepuppet.party.returns import Asked

@@ -73,7 +73,7 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
 
 
 def setting_meant(name: str, known: Iterable[str]) -> str:
-    """The same of a setting or an argument, which may have the name that it has in scikit-learn or torch.
+    """The advice for a setting or an argument, which may have the name that it has in scikit-learn or torch.
 
     >>> setting_meant("max_iter", ["rounds", "seed"])
     "; here it is 'rounds'"

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import tablepuppet as tp
-from tablepuppet.mapping.digests import number_digests
+from tablepuppet.mapping.join import number_digests
 
 
 @pytest.mark.parametrize("wrong", [np.zeros((3, 8), np.uint8), np.zeros(3, np.uint8), np.zeros((3, 16), np.int64)])

@@ -11,8 +11,7 @@ from numpy.typing import NDArray
 from tablepuppet import pieces
 from tablepuppet.mapping.joined_rows import SCORES, Block, Column, JoinedRows
 from tablepuppet.mapping.table_mapping import MappedTable, ShardRows, TableMapping
-from tablepuppet.operators.head import SumHead
-from tablepuppet.operators.loj import LearningOverJoin
+from tablepuppet.operators.loj import LearningOverJoin, SumHead
 
 Array = NDArray[np.float64]
 ROWS = 50

@@ -11,8 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import tablepuppet as tp
-from tablepuppet.mapping.row_sums import RowSums
-from tablepuppet.mapping.table_mapping import MappedTable, ShardRows, TableMapping
+from tablepuppet.mapping.table_mapping import MappedTable, RowSums, ShardRows, TableMapping
 from tests.relations import federation
 
 

@@ -7,9 +7,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tablepuppet.arrays import Floats
 from tablepuppet.mapping import table_mapping
-from tablepuppet.mapping.digests import number_digests
-from tablepuppet.mapping.table_mapping import Floats, MappedTable, ShardRows, TableMapping, compact
+from tablepuppet.mapping.join import number_digests
+from tablepuppet.mapping.table_mapping import MappedTable, ShardRows, TableMapping, compact
 
 
 def mapping_of(index: list[int], sizes: list[int]) -> TableMapping:

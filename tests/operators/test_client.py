@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from pathlib import Path
 
 import numpy as np
@@ -9,6 +10,9 @@ import pyarrow as pa
 import pytest
 
 import tablepuppet as tp
+import tablepuppet.learn.party_ops
+from tablepuppet.party.ops import REGISTRY
+from tablepuppet.party.returns import OUTPUTS, PER_OUTPUT
 from tests.relations import federation, record_wire
 
 PARTIES = {
@@ -71,3 +75,11 @@ def test_replies_come_by_table_and_shard(relation: tp.Relation) -> None:
     assert seen == ["t", "t", "u"]
     assert [len(replies["t"]), len(replies["u"])] == [2, 0]
     assert [float(reply["sums"][0, 0]) for reply in replies["t"]] == [601.0, 301.0]
+
+
+def test_the_outputs_of_every_reply_are_known() -> None:
+    """An op whose reply has a column per output says which argument chooses the vectors, or a model has told so."""
+    for op in REGISTRY.values():
+        lengths = [getattr(getattr(each, "value", each), "lengths", ()) for each in (op.returns or {}).values()]
+        if any({OUTPUTS, PER_OUTPUT} & set(each) for each in lengths):
+            assert {op.directions, "model", "spec"} & set(inspect.signature(op.function).parameters), op.name

@@ -14,8 +14,9 @@ from hypothesis import strategies as st
 from scipy import stats
 
 import tablepuppet as tp
+from tablepuppet.arrays import Words
 from tablepuppet.privacy import noise
-from tablepuppet.privacy.noise import KeyedWords, SecureStream, Whole, Words
+from tablepuppet.privacy.noise import KeyedWords, SecureStream, Whole
 from tests.privacy.fixed_stream import fixed_stream
 
 ALPHA = 1e-4  # streams are fixed, so a test that passes once passes always

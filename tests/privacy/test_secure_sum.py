@@ -15,16 +15,8 @@ from numpy.typing import NDArray
 from scipy.stats import chisquare
 
 import tablepuppet as tp
-from tablepuppet.privacy.secure_sum import (
-    ROOM,
-    Masks,
-    Purpose,
-    Words,
-    add_words,
-    pair_secret,
-    scale_bits,
-    to_words,
-)
+from tablepuppet.arrays import Words
+from tablepuppet.privacy.secure_sum import ROOM, Masks, Purpose, add_words, pair_secret, scale_bits, to_words
 
 PEERS = ("east", "north", "south", "west")
 ROSTER = b"r" * 32

@@ -215,7 +215,7 @@ ELSEWHERE = {
     "cli/commands.py": "SQL that a user wrote",
     "cli/output.py": "whether a file could be written",
     "demo": "writes what a user would write",
-    "mapping/memory.py": "/proc",
+    "pieces.py": "/proc",
     "wire/doorkeeper.py": "/dev/null, and sockets",
     "wire/control.py": "a socket",
     "learn/party_ops.py": "this package's own sources",

@@ -23,9 +23,8 @@ from numpy.typing import NDArray
 from tablepuppet.algebra.column_products import ColumnProducts
 from tablepuppet.algebra.nearest import Nearest
 from tablepuppet.algebra.products import Result, TableProducts
-from tablepuppet.arrays import Array, Scalar
+from tablepuppet.arrays import Array, Floats, Places, Scalar
 from tablepuppet.mapping.merged import MergedRows, merge
-from tablepuppet.mapping.table_mapping import Floats, Index
 from tablepuppet.pieces import over_pieces
 from tablepuppet.prep.encode.alike import AlikeRows, first_of_each
 from tablepuppet.prep.encode.encoded_table import EncodedTable
@@ -103,7 +102,7 @@ class DistinctRows:
         return None if self._read[0] is None else self._read[0].weights
 
     @property
-    def _numbers(self) -> Index | None:
+    def _numbers(self) -> Places | None:
         """The row that each joined row is; None: its own."""
         return None if self._read[0] is None else self._read[0].numbers
 

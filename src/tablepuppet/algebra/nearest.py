@@ -11,9 +11,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from tablepuppet.arrays import Array
+from tablepuppet.arrays import Array, Floats
 from tablepuppet.mapping.joined_rows import Block, JoinedRows
-from tablepuppet.mapping.table_mapping import Floats
 
 
 class Nearest:

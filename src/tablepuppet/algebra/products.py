@@ -27,11 +27,11 @@ from tablepuppet.algebra.costs import PricedStep, Run
 from tablepuppet.algebra.nearest import Nearest
 from tablepuppet.algebra.ops import Largest, counted_sums, largest_of_rows, weighed_sums
 from tablepuppet.algebra.placement import Placement
-from tablepuppet.arrays import Array, are_within, lossless
+from tablepuppet.arrays import Array, Floats, Places, are_within, lossless
 from tablepuppet.errors import LearnError
 from tablepuppet.mapping.joined_rows import JoinedRows
-from tablepuppet.mapping.table_mapping import Floats, Index, ShardRows
-from tablepuppet.operators.secure_sum import Bounds
+from tablepuppet.mapping.table_mapping import ShardRows
+from tablepuppet.operators.client import Bounds
 from tablepuppet.party.arguments import LARGEST
 from tablepuppet.pieces import on_all_cores
 from tablepuppet.prep.encode.encode import Encoding
@@ -84,7 +84,7 @@ class TableProducts:
                 self._squares[alias] = max([1.0, *(each.centred_square for each in encoding.numbers[alias])])
         self.shape = (len(self.rows), int(ends[-1]))
         self.tables = [alias for alias, width in widths.items() if width and placement.client.shards(alias)]
-        self.cells, self._firsts = dict[str, EncodedTable](), dict[str, Index]()  # see `over`
+        self.cells, self._firsts = dict[str, EncodedTable](), dict[str, Places]()  # see `over`
         self._lou = placement.lou
 
     def of_columns(self, places: NDArray[np.intp]) -> TableProducts:
@@ -97,7 +97,7 @@ class TableProducts:
         found.tables = wanted
         return found
 
-    def over(self, rows: JoinedRows, firsts: dict[str, Index], cells: dict[str, EncodedTable]) -> TableProducts:
+    def over(self, rows: JoinedRows, firsts: dict[str, Places], cells: dict[str, EncodedTable]) -> TableProducts:
         """Products over other joined rows (`distinct.py`).
 
         If ``firsts`` has a table, only these of its base rows are left. ``cells`` are of tables whose rows are here. It

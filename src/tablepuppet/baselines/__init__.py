@@ -7,10 +7,10 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
-from numpy.typing import NDArray
 from scipy.optimize import minimize
 from sklearn.base import BaseEstimator, clone
 
+from tablepuppet.arrays import Array
 from tablepuppet.baselines.fedonce import Boosted as Boosted
 from tablepuppet.baselines.fedonce import Combine as Combine
 from tablepuppet.baselines.fedonce import Solo as Solo
@@ -39,8 +39,6 @@ from tablepuppet.store.parts import Model
 
 if TYPE_CHECKING:
     from tablepuppet.relation import Relation
-
-Array = NDArray[np.float64]
 
 
 class Centralized(BaseEstimator):  # type: ignore[misc]

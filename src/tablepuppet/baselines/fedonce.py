@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from sklearn.base import clone
 from sklearn.ensemble import HistGradientBoostingClassifier, HistGradientBoostingRegressor
 
+from tablepuppet.arrays import Array
 from tablepuppet.baselines.estimator import Columns, PooledEstimator
 from tablepuppet.learn.learners.fedonce import FedOnce, FedOnceClassifier
 from tablepuppet.learn.learners.not_fitted import check_fitted
@@ -27,8 +28,6 @@ from tablepuppet.relation import Relation
 
 if TYPE_CHECKING:
     from torch.nn import Module
-
-Array = NDArray[np.float64]
 
 
 class Combine(PooledEstimator):

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 import numpy as np
-from numpy.typing import NDArray
 from scipy.optimize import minimize
 
+from tablepuppet.arrays import Array, Floats
 from tablepuppet.baselines.pooled import PooledModel, joined_tables
 from tablepuppet.learn.learners.network import NetworkLearner
 from tablepuppet.learn.loss.joined_loss import JoinedLoss
@@ -17,12 +17,9 @@ from tablepuppet.learn.solve.sgd import Conditioned, descend_by_batches
 from tablepuppet.learn.tables.parameters import TableParameters, first_parameters
 from tablepuppet.mapping.batches import Batch
 from tablepuppet.mapping.joined_rows import JoinedRows
-from tablepuppet.mapping.table_mapping import Floats
 from tablepuppet.operators.client import Client
 from tablepuppet.prep.encode.encode import Encoding
 from tablepuppet.prep.encode.encoded_table import EncodedTable
-
-Array = NDArray[np.float64]
 
 
 def train_networks(

@@ -5,16 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 import numpy as np
-from numpy.typing import NDArray
 
+from tablepuppet.arrays import Array
 from tablepuppet.errors import PrivacyError
 from tablepuppet.learn.tables.parameters import TableParameters
 from tablepuppet.operators.client import Client
 from tablepuppet.prep.encode.encode import Encoding, encoded
 from tablepuppet.prep.encode.encoded_table import EncodedTable
 from tablepuppet.store.parts import Held
-
-Array = NDArray[np.float64]
 
 
 def joined_tables(client: Client, encoding: Encoding) -> dict[str, EncodedTable]:

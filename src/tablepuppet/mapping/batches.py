@@ -8,12 +8,10 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from tablepuppet.arrays import Array, Floats, Places
 from tablepuppet.mapping.joined_rows import JoinedRows
-from tablepuppet.mapping.table_mapping import Floats, ShardRows, TableRows
+from tablepuppet.mapping.table_mapping import ShardRows, TableRows
 from tablepuppet.privacy.secure_sum import FEWEST
-
-Array = NDArray[np.float64]
-Places = NDArray[np.int32]
 
 
 @dataclass(frozen=True)

@@ -13,14 +13,47 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+import pyarrow as pa
 from numpy.typing import NDArray
 
-from tablepuppet.arrays import mark, take
-from tablepuppet.mapping.digests import number_digests
-from tablepuppet.mapping.memory import require_memory
-from tablepuppet.mapping.table_mapping import Index, MappedTable, TableMapping, compact, one_after_another
+from tablepuppet.arrays import Codes, Digests, Places, mark, take
+from tablepuppet.errors import MappingError, PartyError
+from tablepuppet.mapping.table_mapping import MappedTable, TableMapping, compact, one_after_another
+from tablepuppet.pieces import available_memory
+from tablepuppet.runs.figures import readable
 
-Codes = NDArray[np.integer]
+SHARE = 0.8  # of what is free; the rest is for the rounds that follow
+
+
+def number_digests(lists: Sequence[Digests]) -> tuple[list[NDArray[np.int32]], int]:
+    """(a number per digest of each list, how many numbers there are); numbers follow first appearance.
+
+    >>> a, b = np.zeros((1, 16), np.uint8), np.ones((1, 16), np.uint8)
+    >>> [numbers.tolist() for numbers in number_digests([np.concatenate([a, b]), b])[0]]
+    [[0, 1], [1]]
+    """
+    items = pa.concat_arrays([_as_binary(digests) for digests in lists]).dictionary_encode()
+    ends = np.cumsum([len(digests) for digests in lists])[:-1]
+    return list(np.split(items.indices.to_numpy(), ends)), len(items.dictionary)
+
+
+def _as_binary(digests: Digests) -> pa.Array:
+    if digests.dtype != np.uint8 or digests.shape[1:] != (16,):  # Arrow would read beyond the end of shorter ones
+        raise PartyError("digests must be rows of 16 bytes")
+    buffer = pa.py_buffer(np.ascontiguousarray(digests))
+    return pa.FixedSizeBinaryArray.from_buffers(pa.binary(16), len(digests), [None, buffer])
+
+
+def require_memory(joined_rows: int, tables: int, limit: int | None, what: str) -> None:
+    """Raise MappingError, with the size, if a mapping of so many rows would not fit."""
+    needed = joined_rows * 4 * (tables + 2)  # one index per table, and two more while joining
+    allowed = int(available_memory() * SHARE) if limit is None else limit
+    if needed > allowed:
+        source = "are free" if limit is None else "are allowed by memory_limit"
+        raise MappingError(
+            f"joining {what} gives {joined_rows:,} rows; their mapping takes {readable(needed)}, {readable(allowed)} "
+            f"{source}; filter rows, join on a more selective key, or run where there is more memory"
+        )
 
 
 @dataclass(frozen=True)
@@ -128,7 +161,7 @@ class _Join:
         self.alive: dict[str, NDArray[np.bool_] | None] = dict(branch.rows)  # None: every row
         self.in_place = False  # whether joined row j is row j of the first table
 
-    def run(self) -> dict[str, Index]:
+    def run(self) -> dict[str, Places]:
         """For each joined row, its row in each table; ordered by the rows of the largest table, then the next."""
         self._strike_out()
         alive = self.alive[self.order[0]]
@@ -141,7 +174,7 @@ class _Join:
             self._attach(joined, alias, shared)
         return joined
 
-    def _rows_of(self, alias: str) -> Index:
+    def _rows_of(self, alias: str) -> Places:
         alive = self.alive[alias]
         if alive is None:
             return np.arange(self.rows[alias], dtype=np.int32)
@@ -182,7 +215,7 @@ class _Join:
         self.alive[alias] = keep
         return True
 
-    def _next(self, joined: Mapping[str, Index]) -> tuple[str, list[str]]:
+    def _next(self, joined: Mapping[str, Places]) -> tuple[str, list[str]]:
         """The next table: the one that shares the most keys with those already joined.
 
         For an acyclic join this is an order of its join tree, in which no intermediate result exceeds the answer.
@@ -192,7 +225,7 @@ class _Join:
         alias = max(shared, key=lambda name: len(shared[name]))  # the first of several: the larger table
         return alias, shared[alias]
 
-    def _attach(self, joined: dict[str, Index], alias: str, shared: list[str]) -> None:
+    def _attach(self, joined: dict[str, Places], alias: str, shared: list[str]) -> None:
         """Extend every joined row by each row of ``alias`` that has the same keys."""
         rows = self._rows_of(alias)
         here, there, size = self._common_codes(joined, alias, rows, shared)
@@ -226,7 +259,7 @@ class _Join:
             joined[name] = np.repeat(joined[name], matches)
 
     def _common_codes(
-        self, joined: Mapping[str, Index], alias: str, rows: Index, shared: list[str]
+        self, joined: Mapping[str, Places], alias: str, rows: Places, shared: list[str]
     ) -> tuple[NDArray[np.integer], NDArray[np.integer], int]:
         """(code of each joined row, code of each row of ``alias``, number of codes) over the shared keys."""
         anchor = self.order[0]
@@ -242,7 +275,7 @@ class _Join:
         known = np.append(distinct, -1)[place] == here
         return np.where(known, place, len(distinct)), numbered, len(distinct) + 1  # the last code is nobody's
 
-    def _pair(self, joined: Mapping[str, Index], alias: str, rows: Index, key: str) -> tuple[Codes, Codes]:
+    def _pair(self, joined: Mapping[str, Places], alias: str, rows: Places, key: str) -> tuple[Codes, Codes]:
         """The codes of one key for the joined rows and for the rows of ``alias``."""
         holder = next(name for name in joined if name in self.branch.keys[key])
         codes = self.columns[holder, key].codes
@@ -263,7 +296,7 @@ def _mixed(codes: Sequence[NDArray[np.integer]], sizes: Sequence[int]) -> NDArra
     return mixed
 
 
-def _unite(parts: Sequence[Mapping[str, Index]], order: Sequence[str], distinct: bool) -> dict[str, Index]:
+def _unite(parts: Sequence[Mapping[str, Places]], order: Sequence[str], distinct: bool) -> dict[str, Places]:
     """The rows of all branches, ordered by row ids; with UNION an equal combination counts once."""
     joined = {alias: np.concatenate([part[alias] for part in parts]) for alias in order}
     places = np.lexsort([joined[alias] for alias in reversed(order)])

@@ -17,20 +17,17 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
+from functools import cached_property
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
 import numpy as np
 import pyarrow as pa
 from numpy.typing import DTypeLike, NDArray
 
-from tablepuppet.arrays import Scalar
-from tablepuppet.mapping.table_mapping import SCATTER_CHUNK, Floats, MappedTable, ShardRows, TableMapping, TableRows
+from tablepuppet.arrays import Array, Floats, Scalar
+from tablepuppet.mapping.table_mapping import SCATTER_CHUNK, MappedTable, RowSums, ShardRows, TableMapping, TableRows
 from tablepuppet.pieces import PIECE, on_all_cores, pieces
 
-if TYPE_CHECKING:
-    from tablepuppet.mapping.row_sums import RowSums
-
-Array = NDArray[np.float64]
 Column = str | tuple[str, int]  # a name, or a name and a slot of a column that has several
 LABELS, SCORES, WEIGHTS = "labels", "scores", "weights"
 Arguments = ParamSpec("Arguments")
@@ -140,7 +137,7 @@ class JoinedRows:
     # Other rows.
 
     def of_scores(self, outputs: int, labels: NDArray[Any] | None = None, weights: Array | None = None) -> JoinedRows:
-        """The same rows with ``outputs`` scores each, and no other columns yet."""
+        """These rows with ``outputs`` scores each, and no other columns yet."""
         return JoinedRows(self.mapping, outputs, labels, weights)
 
     def where(self, alias: str, chosen: NDArray[np.bool_]) -> JoinedRows:
@@ -148,7 +145,7 @@ class JoinedRows:
         return JoinedRows(self.mapping.where(alias, chosen))
 
     def unreduced(self) -> JoinedRows:
-        """The same rows without the reduction of duplicates: every table is as long as the join."""
+        """These rows without the reduction of duplicates: every table is as long as the join."""
         return JoinedRows(self.mapping.unreduced())
 
     def counts(self, alias: str) -> NDArray[Any] | None:
@@ -204,7 +201,7 @@ class JoinedRows:
         *given: Arguments.args,
         **named: Arguments.kwargs,
     ) -> JoinedRows:
-        """The same rows with other labels, computed by block, and with separate columns."""
+        """These rows with other labels, computed by block, and with columns of their own."""
         found = JoinedRows(self.mapping, self.outputs, np.empty(len(self)), self._columns.get(WEIGHTS))
 
         def write(block: Block) -> None:
@@ -219,7 +216,11 @@ class JoinedRows:
     @property
     def blocks(self) -> int:
         """How many blocks there are."""
-        return len(pieces(len(self), self.outputs))
+        return len(self._blocks)
+
+    @cached_property
+    def _blocks(self) -> list[Block]:
+        return [Block(self.mapping, self._columns, part) for part in pieces(len(self), self.outputs)]
 
     def each(
         self, work: Callable[Concatenate[Block, Arguments], Found], *given: Arguments.args, **named: Arguments.kwargs
@@ -235,8 +236,7 @@ class JoinedRows:
         **named: Arguments.kwargs,
     ) -> list[Found]:
         """The results of ``work`` for one in ``every`` blocks, in order."""
-        blocks = [Block(self.mapping, self._columns, part) for part in pieces(len(self), self.outputs)[::every]]
-        return on_all_cores(lambda block: work(block, *given, **named), blocks)
+        return on_all_cores(lambda block: work(block, *given, **named), self._blocks[::every])
 
     def one_by_one(
         self,
@@ -286,11 +286,9 @@ class JoinedRows:
         return self.mapping.scatter_sum(alias, values)
 
     def many_sums(self, alias: str, columns: Array, precision: DTypeLike = np.float64) -> Floats:
-        """The same for several columns, (N, k), rounded in the end; a sparse matrix is kept for the next time."""
+        """Columns, (N, k), summed at the base rows of a table and rounded; a sparse matrix is kept for another time."""
         if columns.shape[1] == 1 or self.tables[alias].is_identity:
             return self.sums(alias, columns)
-        from tablepuppet.mapping.row_sums import RowSums  # with SciPy, which takes a while to load
-
         if alias not in self._row_sums:
             self._row_sums[alias] = RowSums(self.mapping.tables[alias])
         return self._row_sums[alias].of(columns, precision)
@@ -392,7 +390,7 @@ class JoinedRows:
         return found
 
     def taken_column(self, alias: str, values: pa.ChunkedArray) -> pa.ChunkedArray:
-        """The same for an Arrow column."""
+        """An Arrow column of a table's base rows, as values of joined rows."""
         return values.take(pa.array(self.mapping.tables[alias].index))
 
     def labels(self) -> NDArray[Any]:

@@ -19,12 +19,11 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from tablepuppet.arrays import Scalar, mark, take
+from tablepuppet.arrays import Places, Scalar, mark, take
 from tablepuppet.mapping.joined_rows import Block, JoinedRows
 from tablepuppet.mapping.table_mapping import MappedTable, ShardRows, TableMapping
 from tablepuppet.pieces import over_pieces
 
-Places = NDArray[np.int32]
 MOST_CELLS = 4  # times the joined rows: more combinations of base rows and labels are not counted
 WORTH = 2  # joined rows of a merged row, in the mean: with fewer there is little to gain
 MOST_LABELS = 1000

@@ -1,8 +1,8 @@
 """The `TableMapping`: for each joined row its row in every table (the paper's p_i), and back (G_i).
 
 Held by the coordinator only, and there by `JoinedRows` (joined_rows.py): others see `TableRows`, which are as long as
-the tables. `gather` takes values of base rows to joined rows, `scatter_sum` adds values of
-joined rows up at their base rows. Base rows that join nothing have no place in it and cost nothing.
+the tables. `gather` takes values of base rows to joined rows, `scatter_sum` adds values of joined rows up at their base
+rows, and `RowSums` does so for many values at once. Base rows that join nothing have no place in it and cost nothing.
 """
 
 from __future__ import annotations
@@ -13,13 +13,11 @@ from functools import cached_property
 from typing import Any, Protocol
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import DTypeLike, NDArray
 
-from tablepuppet.arrays import Scalar, mark, take
+from tablepuppet.arrays import Array, Floats, Places, Scalar, mark, take
 from tablepuppet.pieces import on_all_cores, pieces
 
-Floats = NDArray[np.floating[Any]]
-Index = NDArray[np.int32]
 SCATTER_CHUNK = 1 << 16  # joined rows at a time: the widened index stays in the cache
 LONG_RUN = 16  # joined rows in a row from one base row, in the mean, that are quicker to add up as runs
 
@@ -52,7 +50,7 @@ class TableRows(Protocol):
 
     @property
     def shards(self) -> tuple[ShardRows, ...]:
-        """Its shards, whose rows stand one after another."""
+        """The shards, whose rows stand one after another."""
         ...
 
     @property
@@ -75,7 +73,7 @@ class TableRows(Protocol):
 class MappedTable:
     """One table use: which of its rows each joined row comes from."""
 
-    index: Index  # (joined_rows,): place among the rows that take part
+    index: Places  # (joined_rows,): place among the rows that take part
     shards: tuple[ShardRows, ...]
 
     @property
@@ -163,7 +161,7 @@ class TableMapping:
         )
 
     def unreduced(self) -> TableMapping:
-        """The same joined rows without the reduction of duplicates: every table is as long as the join."""
+        """These joined rows without the reduction of duplicates: every table is as long as the join."""
         return TableMapping({alias: _unreduced(table) for alias, table in self.tables.items()}, self.joined_rows)
 
 
@@ -205,3 +203,35 @@ def _compact(table: MappedTable) -> MappedTable:
     place = np.cumsum(used, dtype=np.int32) - np.int32(1)
     shards = one_after_another((shard.party, shard.row_ids[used[shard.slice]]) for shard in table.shards)
     return MappedTable(take(place, table.index), shards)
+
+
+class RowSums:
+    """S_i^T as a sparse matrix, kept for one product after the other.
+
+    Base rows are numbered as they first occur among the joined rows, so that what is added up next is mostly near what
+    was before, and in the cache; the sums are put in the table's order in the end.
+    """
+
+    def __init__(self, table: MappedTable):
+        from scipy.sparse import csc_array  # takes a while to load
+
+        rows, joined = table.rows, len(table.index)
+        first = np.full(rows, joined, np.int32)
+        first[table.index[::-1]] = np.arange(joined - 1, -1, -1, dtype=np.int32)  # what is written last is the first
+        order = np.argsort(first, kind="stable")
+        numbers = np.empty(rows, np.int32)
+        numbers[order] = np.arange(rows, dtype=np.int32)
+        self._numbers = None if np.array_equal(order, np.arange(rows)) else numbers
+        index = table.index if self._numbers is None else numbers.take(table.index)
+        ends = np.arange(joined + 1, dtype=np.int32)
+        self._sums = csc_array((np.ones(joined), index, ends), shape=(rows, joined))
+
+    def of(self, columns: Array, precision: DTypeLike = np.float64) -> Floats:
+        """S_i^T U, (rows, k), added up in double precision and rounded in the end."""
+        found = self._sums @ columns
+        ordered: Floats = np.empty(found.shape, precision)
+        with np.errstate(over="ignore"):  # its caller looks whether all are finite
+            for part in pieces(len(ordered), max(columns.shape[1], 1)):
+                here = found[part] if self._numbers is None else found.take(self._numbers[part], 0, mode="clip")
+                ordered[part] = here
+        return ordered

@@ -1,11 +1,13 @@
 """The client operator: every shard of every table computes the same op on its own rows (Table 4).
 
-The coordinator's side of `run`. It splits arrays over a table's rows into its shards and leaves shards alone that have
-no row in the relation. Whatever is asked before replies are read shares a trip.
+The coordinator's side of `run`. It asks each shard that has a row in the relation, and checks the reply against what
+the op declares. Whatever is asked before replies are read shares a trip. Where shards have a roster (secure_sum.py),
+sums are asked for as masked words.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property, partial
@@ -15,19 +17,48 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tablepuppet.arrays import mark
+from tablepuppet.errors import PrivacyError
 from tablepuppet.mapping.joined_rows import JoinedRows
 from tablepuppet.mapping.table_mapping import ShardRows, TableRows
-from tablepuppet.operators.secure_sum import Bounds, SecureTables
 from tablepuppet.party.ops import SECURE, find_op
 from tablepuppet.party.reply_check import check_reply, masked
 from tablepuppet.party.request import Step
 from tablepuppet.party.returns import Asked
+from tablepuppet.privacy.secure_sum import scale_bits
 from tablepuppet.sql.plan import Plan
 from tablepuppet.wire.engine import Engine
 from tablepuppet.wire.outbox import Answer, Outbox
 
 Replies = dict[str, list[Mapping[str, Any]]]
 """By alias, one reply per shard that takes part."""
+
+Bounds = Callable[[str], Mapping[str, float]]
+"""By alias: about how large each value of a reply can be, from what the coordinator knows."""
+
+
+@dataclass
+class SecureTables:
+    """The tables of a session whose shards have a roster."""
+
+    parties: dict[str, tuple[str, ...]] = field(default_factory=dict)  # by alias
+    _asked: Counter[str] = field(default_factory=Counter)
+
+    def wanted(self, alias: str, parties: tuple[str, ...], bounds: Bounds | None) -> dict[str, Any]:
+        """What shards must be sent to mask their next sums; nothing if the table has no roster."""
+        if bounds is None or alias not in self.parties:
+            return {}
+        self.check(alias, parties)
+        self._asked[alias] += 1
+        bits = {name: scale_bits(bound, len(parties)) for name, bound in bounds(alias).items()}
+        return {"secure": {"number": self._asked[alias], "bits": bits}}
+
+    def check(self, alias: str, parties: tuple[str, ...]) -> None:
+        """PrivacyError unless the roster of a table has exactly these parties."""
+        if self.parties[alias] != parties:
+            raise PrivacyError(
+                f"table {alias!r}: this session sums over the shards of {', '.join(self.parties[alias])}, and the "
+                f"relation has rows of {', '.join(parties)}; another roster is a new run: open it with fed.sql"
+            )
 
 
 class TableSpec(Protocol):
@@ -75,7 +106,11 @@ class Client:
     models: dict[tuple[str, str], tuple[str, TableSpec]] = field(
         default_factory=dict, init=False
     )  # by name and alias: the encoding, and what the table's model is
+    tables: Mapping[str, TableRows] = field(init=False)  # the rows of each table that take part
     _announced: bool = field(default=False, init=False)
+
+    def __post_init__(self) -> None:
+        self.tables = self.rows.tables
 
     @property
     def session(self) -> str:
@@ -89,11 +124,6 @@ class Client:
     def shards(self, alias: str) -> list[ShardRows]:
         """The shards of a table with at least one row in the relation."""
         return [shard for shard in self.tables[alias].shards if len(shard.row_ids)]
-
-    @property
-    def tables(self) -> Mapping[str, TableRows]:
-        """The rows of each table that take part."""
-        return self.rows.tables
 
     def owners(self, alias: str) -> str:
         """The parties that own a table's rows in the relation, as the end of an error: "(party 'store')"."""
@@ -133,35 +163,25 @@ class Client:
     def _check(self, step: Step, shard: ShardRows) -> Callable[[Mapping[str, Any]], None]:
         """A function that checks the reply to a step against the request, the shard and the model."""
         op, arguments = find_op(step.op), step.arguments
-        self._learn(step)
+        encoding, spec = self.models.get((arguments.get("model", ""), step.table), ("", None))
+        encoding, spec = arguments.get("encoding", encoding), arguments.get("spec", spec)
+        if "spec" in arguments and "model" in arguments:
+            self.models[arguments["model"], step.table] = encoding, spec
         returns = op.returns
         if returns is not None and SECURE in arguments:
             returns = masked(returns, arguments[SECURE]["bits"])
-        encoding, spec = self._model(step.table, arguments)
         width = self.widths.get((step.table, encoding))
         asked = Asked(
             arguments,
             rows=len(shard.row_ids),
             joined=self._joined[step.table, shard.party],
             width=width,
-            outputs=_outputs(arguments, spec),
+            outputs=op.vectors(arguments) if spec is None else spec.outputs,
             parameters=None if spec is None or width is None else spec.theta_shape(width),
             type=self._types.get(str(arguments.get("column")), ""),
         )
         where = f"table {self.plan.tables[step.table].name!r}"
-        return lambda reply: check_reply(shard.party, where, step.op, returns, reply, asked)
-
-    def _learn(self, step: Step) -> None:
-        """Remember what a model is."""
-        given = step.arguments
-        if "spec" in given and "model" in given:
-            self.models[given["model"], step.table] = (given["encoding"], given["spec"])
-
-    def _model(self, table: str, arguments: Mapping[str, Any]) -> tuple[str, TableSpec | None]:
-        """The encoding and the spec that a step uses, if they are known."""
-        known = self.models.get((arguments["model"], table)) if "model" in arguments else None
-        encoding, spec = known or ("", None)
-        return arguments.get("encoding", encoding), arguments.get("spec", spec)
+        return partial(check_reply, shard.party, where, step.op, returns, asked=asked)
 
     @cached_property
     def _joined(self) -> dict[tuple[str, str], int]:
@@ -183,16 +203,6 @@ class Client:
         read = self.rows_read[shard.party, alias]
         narrow = counts.astype(np.min_scalar_type(int(counts.max(initial=0))))
         return {"chosen": _chosen(shard.row_ids, read), "counts": narrow}
-
-
-def _outputs(arguments: Mapping[str, Any], spec: TableSpec | None) -> int | None:
-    if spec is not None:
-        return spec.outputs
-    rows = arguments.get("directions", arguments.get("rows"))
-    if rows is None:
-        vectors = arguments.get("vectors")
-        return vectors if isinstance(vectors, int) else None
-    return (1 if rows.ndim == 1 else rows.shape[1]) if isinstance(rows, np.ndarray) else None
 
 
 def _chosen(row_ids: NDArray[np.int32], read: int) -> NDArray[np.integer] | None:

@@ -1,22 +1,55 @@
 """The LoJ operator: learning over a join is learning on its tables (Table 4).
 
-Gather: predictions of base rows become scores of joined rows, as the head says (head.py). Scatter: the gradient at
-joined rows is summed at base rows (Eq. 10, 14), so that one value per base row is sent, however often it is joined.
+Gather: predictions of base rows become scores of joined rows. Scatter: the gradient at joined rows is summed at base
+rows (Eq. 10, 14), so that one value per base row is sent, however often it is joined.
+
+A head says how the predictions of tables are combined. Forward takes, block by block, the predictions of every table
+gathered to the block's joined rows; backward gives the gradient by one table's predictions. A head that needs
+predictions side by side stores them in columns; one that adds them up needs no memory for them. Both are functions of a
+block, and a head holds no rows.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from typing import Protocol
 
 import numpy as np
-from numpy.typing import NDArray
 
+from tablepuppet.arrays import Array, Floats
 from tablepuppet.mapping.joined_rows import SCORES, Block, Column, JoinedRows
-from tablepuppet.mapping.table_mapping import Floats
-from tablepuppet.operators.head import Head, SumHead
 
-Array = NDArray[np.float64]
+
+class Head(Protocol):
+    """Scores from the predictions of tables, and gradients by them."""
+
+    def forward(self, predictions: Iterable[tuple[str, Array]], out: Array) -> None:
+        """Write the scores of a block of joined rows, from every table's predictions for them, by alias."""
+        ...
+
+    def backward(self, block: Block, alias: str, column: Column) -> Array:
+        """The gradient by one table's predictions at the rows of a block, from that by scores, which is a column."""
+        ...
+
+
+class SumHead:
+    """A score is the sum over tables of their predictions (Eq. 2); the solver adds the intercept."""
+
+    def forward(self, predictions: Iterable[tuple[str, Array]], out: Array) -> None:
+        """Add the predictions up, table by table."""
+        number = -1
+        for number, (_, values) in enumerate(predictions):
+            if number:
+                out += values
+            else:
+                out[:] = values
+        if number < 0:
+            out[:] = 0.0
+
+    def backward(self, block: Block, alias: str, column: Column) -> Array:
+        """The gradient by scores."""
+        return block[column]
 
 
 @dataclass(frozen=True)
@@ -45,7 +78,7 @@ class LearningOverJoin:
         return {alias: self.rows.sums_at(alias, self.head.backward, alias, column) for alias in aliases}
 
     def scatter_centred(self, column: Column, aliases: Iterable[str]) -> dict[str, Array]:
-        """The same after subtracting the mean over joined rows: the intercept absorbs a constant."""
+        """`scatter` of the gradient minus its mean over joined rows: the intercept absorbs a constant."""
         sums = self.scatter(column, aliases)
         total = next(iter(sums.values())).sum(axis=0) if sums else 0.0
         for alias, found in sums.items():

@@ -14,10 +14,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from tablepuppet.arrays import Floats
 from tablepuppet.mapping.batches import LastValues
-from tablepuppet.mapping.table_mapping import Floats, ShardRows
-from tablepuppet.operators.client import Client, Pending
-from tablepuppet.operators.secure_sum import Bounds
+from tablepuppet.mapping.table_mapping import ShardRows
+from tablepuppet.operators.client import Bounds, Client, Pending
 from tablepuppet.privacy.secure_sum import add_words
 
 Instead = Callable[[str, ShardRows], Mapping[str, Any]]

@@ -19,12 +19,11 @@ from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 from numpy.typing import NDArray
 
-from tablepuppet.arrays import mark, take
+from tablepuppet.arrays import Codes, mark, take
 from tablepuppet.errors import PartyError
 from tablepuppet.privacy.cmac import cmac
 from tablepuppet.sql.quiet_duckdb import scratch
 
-Codes = NDArray[np.integer]
 _TAGS = {"number": "n", "float": "f", "text": "t", "date": "d", "timestamp": "s", "boolean": "b", "uuid": "u"}
 _TEXT = (pa.types.is_string, pa.types.is_large_string, pa.types.is_dictionary)
 _TYPES = {

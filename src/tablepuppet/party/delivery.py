@@ -45,7 +45,7 @@ class PredictionsEntry(msgspec.Struct, forbid_unknown_fields=True, frozen=True, 
     ] = None
 
     def anchored(self, folder: Path) -> PredictionsEntry:
-        """The same with a path that starts at a folder."""
+        """This place, with its path taken from a folder."""
         file = None if self.file is None else str(folder / Path(self.file).expanduser())
         return msgspec.structs.replace(self, file=file)
 

@@ -22,13 +22,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from tablepuppet.arrays import Counts
 from tablepuppet.party.grant import Grant
 from tablepuppet.party.local_table import LocalTable, RelationRows
 from tablepuppet.party.ops import Op, Values
 from tablepuppet.party.release import Release
 from tablepuppet.party.returns import OfGroups, OfNoCell, OfRows
 
-Counts = NDArray[np.int64]
 OF_GROUPS = (
     Release.STATISTICS | Release.HISTOGRAMS | Release.METRICS | Release.CATEGORIES | Release.COLUMNS | Release.GRAM
 )

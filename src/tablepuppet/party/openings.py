@@ -58,7 +58,7 @@ class Openings:
             self._check(caller, session, nonces, blinds=blinds)
 
     def use(self, caller: str, session: str, nonces: Collection[str], *, blinds: bool, again: bool) -> None:
-        """The same, and remember that name and nonce are used up; a session that comes ``again`` has used them."""
+        """Check, and remember that name and nonce are used up; a session that comes ``again`` has used them."""
         with self._lock:
             if not again:
                 self._check(caller, session, nonces, blinds=blinds)

@@ -72,6 +72,13 @@ class Op:
         given = [arguments.get(name) for name in self.private]  # anything else is refused by its type
         return all(value is True or isinstance(value, Mapping | Struct) for value in given)
 
+    def vectors(self, arguments: Mapping[str, Any]) -> int | None:
+        """How many vectors the caller has chosen, which are the outputs of an op that no model belongs to."""
+        given = arguments.get(self.directions)
+        if isinstance(given, np.ndarray):
+            return 1 if given.ndim == 1 else int(given.shape[1])
+        return given if isinstance(given, int) else None
+
     def __call__(self, place: Any, arguments: Mapping[str, Any]) -> Values:
         """Run the op after checking that the arguments are those it takes.
 

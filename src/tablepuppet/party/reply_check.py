@@ -36,7 +36,10 @@ def check_reply(party: str, where: str, op: str, returns: Returns | None, reply:
         if not isinstance(reply, Mapping):
             raise Wrong("is no mapping of names to values")
         for name, returned in declared(returns, reply).items():
-            _check(returned, reply[name], asked, reply)
+            try:
+                returned.check(reply[name], asked, reply)
+            except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError):  # it cannot even be compared
+                raise Wrong("does not fit the rest of it") from None
     except Wrong as wrong:
         what = f"{name!r} of its reply" if name else "its reply"
         raise PartyError(
@@ -51,16 +54,8 @@ def check_reply(party: str, where: str, op: str, returns: Returns | None, reply:
         ) from None
 
 
-def _check(returned: Returned, value: Any, asked: Asked, reply: Mapping[str, Any]) -> None:
-    """Check a value; one that cannot even be compared with what it should be, or with the others, is wrong."""
-    try:
-        returned.check(value, asked, reply)
-    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError):
-        raise Wrong("does not fit the rest of it") from None
-
-
 def masked(returns: Returns, bits: Any) -> Returns:
-    """The same values as masked words; ``bits`` are the scales that were sent to the shards."""
+    """What an op returns where shards mask its sums; ``bits`` are the scales that were sent to them."""
     plain = {name: each.value if isinstance(each, Resting) else each for name, each in returns.items()}
     lengths = {name: each.lengths if isinstance(each, Numbers) else () for name, each in plain.items()}
     return {"bits": Exactly(bits), **{name: Words(length) for name, length in lengths.items()}}

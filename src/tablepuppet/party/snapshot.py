@@ -85,7 +85,7 @@ class Snapshot:
         return self._cells[output].slice(0, 0)
 
     def watched(self, look: Callable[[], None]) -> Snapshot:
-        """The same rows; ``look`` is called before cells are seen."""
+        """A view of these rows that calls ``look`` before cells are seen."""
         return replace(self, look=look)
 
     @property
@@ -101,7 +101,7 @@ class Snapshot:
 
     @property
     def public_nbytes(self) -> int:
-        """The same by what is public: the number of rows, and for texts the letters that expressions may make."""
+        """Bytes by what is public: the number of rows, and for texts the letters that expressions may make."""
         types = [column.type for table in (self._cells, self.keys) for column in table.columns]
         return self.rows * (self._beside + 8 + row_bytes(self.scan, types))
 
@@ -155,7 +155,7 @@ class Snapshot:
         return self._blinded
 
     def again(self) -> Snapshot:
-        """The same rows for another run, whose keys are blinded again."""
+        """These rows for another run, which blinds their keys again."""
         return replace(self, _blinded=None)
 
     @cached_property

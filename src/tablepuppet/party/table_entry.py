@@ -96,7 +96,7 @@ class TableEntry(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_onl
     ] = None
 
     def anchored(self, folder: Path) -> TableEntry:
-        """The same with a path for predictions that starts at a folder."""
+        """This entry, with the path for predictions taken from a folder."""
         place = self.predictions and self.predictions.anchored(folder)
         return msgspec.structs.replace(self, predictions=place)
 

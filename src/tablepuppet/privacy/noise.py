@@ -30,6 +30,7 @@ from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 from numpy.typing import NDArray
 
+from tablepuppet.arrays import Words
 from tablepuppet.errors import PrivacyError
 from tablepuppet.privacy.cmac import BLOCK, cmac
 
@@ -42,7 +43,6 @@ _MOST = int(MOST_STEPS)
 _DIGIT = 8  # whole numbers are drawn in digits of this base; a digit needs one word
 _DRAWS = 256  # of words that one attempt of a sampler may use
 
-Words = NDArray[np.uint64]
 Whole = NDArray[np.int64]
 Numbers = NDArray[np.float64]
 

@@ -21,12 +21,10 @@ from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
 from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF, HKDFExpand
-from numpy.typing import NDArray
 
-from tablepuppet.arrays import Array
+from tablepuppet.arrays import Array, Words
 from tablepuppet.errors import PrivacyError
 
-Words = NDArray[np.uint64]
 FEWEST = 3  # peers: with two, each knows the other's numbers from the sum
 PRECISE = 50  # bits kept below the bound of a sum, about as many as a float64 has
 ROOM = 62  # bits below which the sum of all peers must stay; twelve above the bound, should it not quite hold

@@ -119,7 +119,7 @@ def render(node: exp.Expr, *, copy: bool = True) -> str:
 
 
 def bracketed(node: exp.Expr) -> str:
-    """The same with brackets around every operator, so that nothing depends on which of them binds first.
+    """An expression with brackets around every operator, so that nothing depends on which of them binds first.
 
     >>> bracketed(parse_one("NOT a IN (1) AND b % c ^ 2 > 0", dialect=AsWritten))
     '(NOT (a IN (1))) AND ((b % (power(c, 2))) > 0)'

@@ -43,7 +43,7 @@ def letters(node: exp.Expr) -> int:
 
 
 def letters_of_all(nodes: Iterable[exp.Expr]) -> int:
-    """The same of several expressions; columns as they are do not count."""
+    """Letters of several expressions together; columns as they are do not count."""
     return sum(letters(node) for node in nodes if not isinstance(node.unnest(), exp.Column))
 
 

@@ -1,12 +1,13 @@
 """A `Query` becomes a `Plan`: for each party and table use, one `Scan` that says what to read and blind.
 
 Filters, expressions and column lists go to their owners; columns that nothing uses are never read. A scan
-is what `open` carries to a party: names and checked expressions, no data.
+is what `open` carries to a party: names and checked expressions, no data. A plan also says which columns of a table a
+query uses in several ways: features may be filters, join keys and labels too.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from sqlglot import exp
@@ -222,3 +223,29 @@ def _same_everywhere(comparison: Comparison, type_name: str) -> bool:
     if type_name == "DATE":
         return bool(kinds) and kinds <= {str, _Day} and all(is_day(str(value)) for value in comparison.values)
     return kinds <= {float} and (family(type_name) is Family.INTEGER or type_name == "DOUBLE")
+
+
+def known_of_features(plan: Plan) -> list[str]:
+    """Features whose columns the query uses in another way too, as sentences."""
+    found: dict[str, None] = {}
+    for feature in plan.query.features:
+        table, own = plan.tables[feature.alias].name, set(columns_of(feature.expression))
+        for how, text in uses_of_table(plan, table):
+            for column in sorted(own & set(columns_of(text)) if how != "feature" else ()):
+                found[
+                    f"Column {column!r} of table {table!r} is a feature and a {how}: what that use reveals is known."
+                ] = None
+    return list(found)
+
+
+def uses_of_table(plan: Plan, name: str) -> Iterator[tuple[str, str]]:
+    """(how, expression) for all that a query does with a table, under whatever alias."""
+    query = plan.query
+    for alias in (alias for alias, other in plan.tables.items() if other.name.lower() == name.lower()):
+        yield from (("feature", column.expression) for column in query.features if column.alias == alias)
+        for branch in query.branches:
+            if branch.filters.get(alias):
+                yield "filter", branch.filters[alias]
+            yield from (("join key", text) for key in branch.keys for text in key.members.get(alias, ()))
+        if query.label is not None and query.label.alias == alias:
+            yield "label", query.label.expression

@@ -13,9 +13,8 @@ from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 import msgspec
-import numpy as np
-from numpy.typing import NDArray
 
+from tablepuppet.arrays import Array
 from tablepuppet.errors import LearnError, PartyError, PrivacyError, TablePuppetError
 from tablepuppet.operators.client import Client
 from tablepuppet.party.arguments import Name, NoName
@@ -28,7 +27,6 @@ from tablepuppet.party.request import Request, Step
 from tablepuppet.party.returns import EACH, THETA, Asked, ByName, Word
 from tablepuppet.wire.engine import Engine, call_all
 
-Array = NDArray[np.float64]
 ASKED = "validation, `save`, `tp.load`, `tp.forget`"
 FINGERPRINT = Word(r"(?:[0-9a-f]{64})?")  # of what is kept; empty if nothing is
 

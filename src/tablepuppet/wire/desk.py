@@ -51,7 +51,7 @@ def may_pass(error: TablePuppetError) -> bool:
 
 
 def _busy(error: TablePuppetError) -> BusyError:
-    """The same refusal, as one after which the caller tries again until its timeout."""
+    """A refusal as one after which the caller tries again until its timeout."""
     return BusyError(f"{error}; try again", limit=getattr(error, "limit", ""))
 
 

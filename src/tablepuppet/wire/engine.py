@@ -128,16 +128,15 @@ def call_all(engine: Engine, calls: Calls, answered: Callable[[int], None] | Non
     failed = [outcome for outcome in outcomes if isinstance(outcome, BaseException)]
     if len(waiting) > 1 and len(waiting) == len(failed):
         raise ApprovalError("\n".join(map(str, waiting)), rule=waiting[0].rule) from waiting[0]
-    return [_reply(outcome) for outcome in outcomes]
+    if failed:
+        raise failed[0]
+    return outcomes  # type: ignore[return-value] # none of them is an error
 
 
 def try_all(engine: Engine, calls: Calls, patience: float | None = None) -> list[Reply | LostError]:
-    """The same, where a party that is lost has its error in the place of its reply; see `Transport.call`."""
+    """Like `call_all`, but a party that is lost has its error in the place of its reply; see `Transport.call`."""
     outcomes = engine.trip(calls, patience)
-    return [outcome if isinstance(outcome, LostError) else _reply(outcome) for outcome in outcomes]
-
-
-def _reply(outcome: Reply | BaseException) -> Reply:
-    if isinstance(outcome, BaseException):
-        raise outcome
-    return outcome
+    for outcome in outcomes:
+        if isinstance(outcome, BaseException) and not isinstance(outcome, LostError):
+            raise outcome
+    return outcomes  # type: ignore[return-value] # no other errors are left

@@ -134,7 +134,7 @@ class FlightServer(flight.FlightServerBase):  # type: ignore[misc]
         self.enter: Callable[[str, str], bool] = lambda peer, caller: True  # whether a caller may have this connection
 
     def again(self, tls: ServerTls | None) -> FlightServer:
-        """The same service with other certificates, at the same port; running requests are finished first.
+        """A service with other certificates at the same port, of the same party; running requests are finished first.
 
         For a moment nobody listens: callers try again.
         """

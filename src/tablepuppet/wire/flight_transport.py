@@ -27,8 +27,8 @@ import pyarrow as pa
 import pyarrow.flight as flight
 
 from tablepuppet.errors import ConfigError, PartyError, plain_text
-from tablepuppet.mapping.memory import available_memory
 from tablepuppet.party.request import Reply, Request
+from tablepuppet.pieces import available_memory
 from tablepuppet.privacy.certificates import identity
 from tablepuppet.privacy.signed_keys import Identity
 from tablepuppet.runs import interrupts

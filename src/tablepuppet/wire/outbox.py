@@ -269,28 +269,31 @@ class Outbox:
             self._retry_lost()
             ready = {party: asked for party, asked in self._waiting.items() if party not in self._lost}
             try:
-                waiting = {party: self._without_substitute(party) for party in self._waiting if party in self._lost}
-                self._waiting = waiting
+                self._waiting = {  # a step for a party that is lost waits on, unless its answer has a substitute
+                    party: [(step, answer) for step, answer in asked if not answer.substitute()]
+                    for party, asked in self._waiting.items()
+                    if party in self._lost
+                }
                 self._sent.update(ready.keys())
                 calls = [
                     (party, Request("run", self.session, {}, tuple(step for step, _ in asked), self._sent[party]))
                     for party, asked in ready.items()
                 ]
-                self._deliver(calls, list(ready.values()), self._replies(calls))
+                for (party, request), reply in zip(calls, self._replies(calls), strict=True):
+                    if isinstance(reply, LostError):
+                        self._losses[party] += 1
+                        self._lost[party] = LostParty(request, ready[party], reply)
+                        for _, answer in ready[party]:
+                            answer.substitute()
+                        self._changed(party, reply)
+                    else:
+                        for (_, answer), values in zip(ready[party], reply, strict=True):
+                            answer.resolve(values)
             except BaseException as error:
                 for _, answer in (each for asked in ready.values() for each in asked):
                     if answer.is_open:
                         answer.fail(error)
                 raise
-
-    def _deliver(self, calls: list[tuple[str, Request]], sent: list[Asked], replies: list[Reply | LostError]) -> None:
-        """Give each answer its reply."""
-        for (party, request), asked, reply in zip(calls, sent, replies, strict=True):
-            if isinstance(reply, LostError):
-                self._lose(party, LostParty(request, asked, reply))
-                continue
-            for (_, answer), values in zip(asked, reply, strict=True):
-                answer.resolve(values)
 
     def _replies(self, calls: list[tuple[str, Request]]) -> list[Reply | LostError]:
         if self._over is not None:
@@ -306,21 +309,10 @@ class Outbox:
             raise next(iter(losses.values()))
         return replies
 
-    def _lose(self, party: str, lost: LostParty) -> None:
-        self._losses[party] += 1
-        self._lost[party] = lost
-        for _, answer in lost.asked:
-            answer.substitute()
-        self._changed(party, lost.error)
-
     def _changed(self, party: str, error: LostError | None) -> None:
         self._missed.add(party)
         self.changes += 1
         self.when_lost.notify(party, error)
-
-    def _without_substitute(self, party: str) -> Asked:
-        """What waits for a party that is lost, after substitutes were used where there are some."""
-        return [(step, answer) for step, answer in self._waiting[party] if not answer.substitute()]
 
     def _retry_lost(self) -> None:
         """Try parties that are lost. The request that one has not answered must come first: it may have arrived."""

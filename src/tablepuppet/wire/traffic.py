@@ -1,7 +1,8 @@
 """The meter: bytes and messages per party, direction and release, and trips, counted where they are sent.
 
 A message has a part for every step it carries, and one for the verb unless that is `run`. The parts of a reply are
-those of its request, in the same order.
+those of its request, in the same order. `fed.traffic` shows them for people, and `communication_seconds` says what the
+same traffic would cost over the links of the paper's experiments: a latency for every trip, and bytes at their speed.
 """
 
 from __future__ import annotations
@@ -17,8 +18,13 @@ import numpy as np
 from tablepuppet.party.ops import find_op
 from tablepuppet.party.release import Release
 from tablepuppet.party.request import Request
+from tablepuppet.runs.figures import readable
+from tablepuppet.runs.table_view import Records, TableView, aligned
 
 Direction = Literal["up", "down"]  # up: from a party to the coordinator; down: to a party
+# Seconds for a request and its reply, and bytes per second, between each party and the coordinator.
+LINKS = {"US-UK": (0.136, 0.42e9 / 8), "US-US": (0.067, 1.15e9 / 8)}
+_WAYS = {"up": "Sent by parties", "down": "Sent to parties"}
 
 
 class Traffic:
@@ -52,6 +58,15 @@ class Traffic:
         """All bytes, both ways."""
         with self._lock:
             return sum(size for size, _ in self._totals.values())
+
+    def sums(self) -> dict[str, int]:
+        """Bytes both ways, and messages, of all parties and releases."""
+        found = {"bytes_up": 0, "bytes_down": 0, "messages": 0}
+        with self._lock:
+            for (_, direction, _), (size, messages) in self._totals.items():
+                found[f"bytes_{direction}"] += size
+                found["messages"] += messages
+        return found
 
     def to_list(self) -> list[dict[str, Any]]:
         """One dict per party, direction and release."""
@@ -108,3 +123,51 @@ def size_of(header: tuple[str, ...], values: Mapping[str, Any]) -> int:
 @cache
 def _name(dtype: np.dtype[Any]) -> str:
     return str(dtype)
+
+
+def communication_seconds(trips: int, size: int) -> dict[str, float]:
+    """Seconds of communication by link.
+
+    >>> round(communication_seconds(trips=10, size=52_500_000)["US-UK"], 6)
+    2.36
+    """
+    return {name: trips * latency + size / speed for name, (latency, speed) in LINKS.items()}
+
+
+class TrafficRecords(Records):
+    """Dicts of party, direction, release, bytes and messages; a notebook shows a table for each direction, in which a
+    row is a release and a column a party.
+    """
+
+    def table_views(self) -> list[TableView]:
+        """What parties sent, then what was sent to them; the largest release first."""
+        return [self._way(way, title) for way, title in _WAYS.items()]
+
+    def _repr_html_(self) -> str:
+        return "".join(view.html() for view in self.table_views())
+
+    def _way(self, way: str, title: str) -> TableView:
+        entries = [entry for entry in self if entry["direction"] == way]
+        parties = sorted({entry["party"] for entry in self})
+        sizes: dict[str, dict[str, int]] = {}
+        for entry in entries:
+            sizes.setdefault(entry["release"], {})[entry["party"]] = entry["bytes"]
+        largest = sorted(sizes, key=lambda release: -sum(sizes[release].values()))
+        totals = {party: sum(entry["bytes"] for entry in entries if entry["party"] == party) for party in parties}
+        rows = [_row(_words(release), sizes[release], parties) for release in largest]
+        messages = sum(entry["messages"] for entry in entries)
+        title = f"{title}: {readable(sum(totals.values()))} in {messages:,} messages"
+        return TableView(title, aligned(["what"], [*parties, "all parties"]), [*rows, _row("all", totals, parties)])
+
+
+def _row(what: str, sizes: dict[str, int], parties: list[str]) -> list[str]:
+    return [what, *(readable(sizes[p]) if sizes.get(p) else "-" for p in parties), readable(sum(sizes.values()))]
+
+
+def _words(release: str) -> str:
+    """A release in plain words.
+
+    >>> _words("KEY_DIGESTS|HISTOGRAMS")
+    'key digests, histograms'
+    """
+    return release.lower().replace("|", ", ").replace("_", " ")

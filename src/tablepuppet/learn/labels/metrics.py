@@ -17,6 +17,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
+from tablepuppet.arrays import Array
 from tablepuppet.errors import LearnError, PartyError
 from tablepuppet.learn.labels.noisy import fitted_classes
 from tablepuppet.learn.loss.measures import Metrics, constant_classes, constant_number
@@ -29,7 +30,6 @@ from tablepuppet.party.returns import JOINED, LARGEST_SQUARE, Asked, Numbers, Of
 from tablepuppet.prep.columns.values import numbers
 from tablepuppet.sql.query import OutputColumn
 
-Array = NDArray[np.float64]
 LABEL_SUM = Plain(float, size=LARGEST_SQUARE)  # over labels, or over their squares
 
 

@@ -13,9 +13,9 @@ from dataclasses import replace
 from typing import Any, ClassVar, Literal
 
 import msgspec
-import numpy as np
 from numpy.typing import NDArray
 
+from tablepuppet.arrays import Array
 from tablepuppet.errors import LearnError, PrivacyError
 from tablepuppet.learn.learners.planner import tables_of
 from tablepuppet.learn.learners.split import SplitNN
@@ -49,7 +49,6 @@ from tablepuppet.sql.plan import Plan
 from tablepuppet.store.parts import Stored
 from tablepuppet.wire.engine import Engine
 
-Array = NDArray[np.float64]
 GUEST_STEPS = 6_000  # of "auto", about
 GUEST_EPOCHS = (10, 100)  # of "auto", at least and at most
 GUEST_BATCH = 64

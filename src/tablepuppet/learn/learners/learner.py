@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self, cast, overload
 import numpy as np
 from numpy.typing import NDArray
 
+from tablepuppet.arrays import Array
 from tablepuppet.errors import LearnError
 from tablepuppet.learn.learners.estimator import need_relation
 from tablepuppet.learn.learners.history_plot import draw_history
@@ -46,7 +47,7 @@ from tablepuppet.learn.tables.saved import SavedModel
 from tablepuppet.learn.threads import one_thread
 from tablepuppet.mapping.joined_rows import JoinedRows
 from tablepuppet.operators.client import Client, Pending
-from tablepuppet.operators.rosters import make_rosters
+from tablepuppet.operators.secure_sum import make_rosters
 from tablepuppet.prep.encode.encode import apply_encoding
 from tablepuppet.relation import Relation
 from tablepuppet.runs.events import one_run
@@ -59,7 +60,6 @@ from tablepuppet.wire.engine import Engine
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-Array = NDArray[np.float64]
 SINGLE_PRECISION_TOL = 1e-8  # with float32 on the wire, smaller steps are only rounding errors
 
 

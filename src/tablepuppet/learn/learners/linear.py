@@ -8,8 +8,9 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import NamedTuple
 
+from tablepuppet.arrays import Array
 from tablepuppet.errors import TablePuppetError
-from tablepuppet.learn.learners.learner import Array, label_of
+from tablepuppet.learn.learners.learner import label_of
 from tablepuppet.learn.learners.not_fitted import check_fitted
 from tablepuppet.learn.learners.solver_learner import SolverLearner
 from tablepuppet.learn.learners.summary import CoefficientSummary, summarised

@@ -6,8 +6,9 @@ from collections.abc import Callable, Sequence
 from numbers import Integral
 from typing import Literal
 
+from tablepuppet.arrays import Array
 from tablepuppet.errors import PrivacyError
-from tablepuppet.learn.learners.learner import SINGLE_PRECISION_TOL, Array
+from tablepuppet.learn.learners.learner import SINGLE_PRECISION_TOL
 from tablepuppet.learn.learners.not_fitted import check_fitted
 from tablepuppet.learn.learners.solver_learner import SolverLearner
 from tablepuppet.learn.learners.tasks import Classifier, Regressor

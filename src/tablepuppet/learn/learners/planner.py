@@ -12,10 +12,9 @@ from abc import abstractmethod
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, ClassVar
 
-import numpy as np
-from numpy.typing import NDArray
 from sklearn.base import clone
 
+from tablepuppet.arrays import Array
 from tablepuppet.errors import PrivacyError
 from tablepuppet.learn.learners.estimator import Estimator
 from tablepuppet.learn.loss.joined_loss import JoinedLoss
@@ -34,8 +33,6 @@ from tablepuppet.privacy.settings import Privacy
 from tablepuppet.relation import Relation
 from tablepuppet.sql.plan import Plan
 from tablepuppet.sql.query import Query
-
-Array = NDArray[np.float64]
 
 
 class FitAttributes:

@@ -15,6 +15,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from tablepuppet.arrays import Array
 from tablepuppet.errors import LearnError, PrivacyError
 from tablepuppet.learn.learners.learner import Learner
 from tablepuppet.learn.learners.network import LAYERS
@@ -45,7 +46,6 @@ from tablepuppet.sql.plan import Plan
 from tablepuppet.store.parts import Stored
 from tablepuppet.wire.engine import Engine
 
-Array = NDArray[np.float64]
 STEPS = 6_000  # of "auto", about
 EPOCHS = (5, 100)  # of "auto", at least and at most
 BATCHES = 40  # of an epoch, with batches from 64 to 4,096 rows

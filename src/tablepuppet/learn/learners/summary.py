@@ -22,11 +22,11 @@ from typing import Any, Protocol
 
 import numpy as np
 import pyarrow as pa
-from numpy.typing import NDArray
 
 from tablepuppet.algebra.linalg.design import INTERCEPT, LEAST, WIDEST, Design
 from tablepuppet.algebra.linalg.estimates import Categories, Estimates, baselines, category_names, facts_view
 from tablepuppet.algebra.recipes import Preparation, Recipe
+from tablepuppet.arrays import Array
 from tablepuppet.errors import LearnError, PartyError, PrivacyError
 from tablepuppet.learn.learners.predictions import Predictions
 from tablepuppet.learn.loss.measures import Metrics
@@ -38,7 +38,6 @@ from tablepuppet.runs.table_view import ArrowRows, ShownAsTables, TableView, ali
 from tablepuppet.wire.engine import Engine
 from tablepuppet.wire.protocol import LostError
 
-Array = NDArray[np.float64]
 LITTLE = 0.01  # of a ratio: closer to 1, four digits say too little
 SAME = 1e-9  # by which rounding may part numbers that are equal
 NOISE = "the model was fitted with privacy, and a Gram matrix without noise would tell more than was promised"

@@ -13,6 +13,7 @@ from typing import Any, ClassVar, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from tablepuppet.arrays import Array, Floats
 from tablepuppet.errors import LearnError, PrivacyError
 from tablepuppet.learn.learners.not_fitted import check_fitted
 from tablepuppet.learn.learners.planner import tables_of
@@ -35,14 +36,12 @@ from tablepuppet.learn.split.top import Top, TorchTop
 from tablepuppet.learn.tables.network import need_torch
 from tablepuppet.learn.threads import one_thread
 from tablepuppet.mapping.joined_rows import Block
-from tablepuppet.mapping.table_mapping import Floats
 from tablepuppet.prep.encode.encode import Encoding, apply_encoding
 from tablepuppet.relation import Relation
 from tablepuppet.runs.figures import metric, readable
 from tablepuppet.runs.table_view import Records
 from tablepuppet.spelling import names_checked
 
-Array = NDArray[np.float64]
 MOST_PRETRAINED = 40  # epochs of "auto"
 VIRTUAL_BATCH = 128  # joined rows that batch norm within TabNet takes together
 HIDDEN = Kind("a number above 0 and below 1", lambda value: RATE.fits(value) and value < 1)

@@ -9,10 +9,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from tablepuppet.arrays import Array
 from tablepuppet.errors import LearnError
 from tablepuppet.learn.labels.metrics import class_metrics, regression_metrics
 from tablepuppet.learn.labels.noisy import check_label, class_question, kept, number_question
-from tablepuppet.learn.learners.learner import Array, Learner
+from tablepuppet.learn.learners.learner import Learner
 from tablepuppet.learn.loss.joined_loss import JoinedLoss
 from tablepuppet.learn.loss.logistic import Logistic
 from tablepuppet.learn.loss.losses import Squared

@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 import numpy as np
-from numpy.typing import NDArray
 
+from tablepuppet.arrays import Array
 from tablepuppet.errors import LearnError, PrivacyError
 from tablepuppet.learn.loss.joined_loss import JoinedLoss
 from tablepuppet.learn.rounds import Round
@@ -22,8 +22,6 @@ from tablepuppet.operators.client import Client
 from tablepuppet.relation import Relation
 from tablepuppet.sql.query import OutputColumn
 from tablepuppet.store.parts import Model
-
-Array = NDArray[np.float64]
 
 
 class Watched(Model, Protocol):

@@ -55,7 +55,7 @@ class Watch:
 
     def restart(self) -> None:
         """Count what the next round costs from now on."""
-        self._before, self._since = self._traffic(), time.perf_counter()
+        self._before, self._since = self.relation.client.engine.traffic.sums(), time.perf_counter()
 
     def cost(self) -> dict[str, Any]:
         """Seconds, bytes and messages since the last call."""
@@ -63,13 +63,6 @@ class Watch:
         self.restart()
         costs = {name: total - before[name] for name, total in self._before.items()}
         return {"seconds": self._since - since, **costs}
-
-    def _traffic(self) -> dict[str, int]:
-        """Bytes and messages so far."""
-        entries = self.relation.client.engine.traffic.to_list()
-        sent = {way: sum(entry["bytes"] for entry in entries if entry["direction"] == way) for way in ("up", "down")}
-        messages = sum(entry["messages"] for entry in entries)
-        return {"bytes_up": sent["up"], "bytes_down": sent["down"], "messages": messages}
 
     def of(self, model: Watched) -> Callable[[Round], bool]:
         """The function that a solver calls after each round of this model; it returns True to stop."""

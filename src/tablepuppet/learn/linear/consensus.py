@@ -23,8 +23,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
+from tablepuppet.arrays import Array, Floats
 from tablepuppet.errors import PartyError
 from tablepuppet.learn.linear.ops import Turn
 from tablepuppet.learn.linear.ridge import (
@@ -37,7 +37,7 @@ from tablepuppet.learn.linear.ridge import (
 from tablepuppet.learn.tables.linear import Linear
 from tablepuppet.learn.tables.over_shards import RowGradients, ShardSums, Updates
 from tablepuppet.learn.tables.steps import Facts
-from tablepuppet.mapping.table_mapping import Floats, ShardRows
+from tablepuppet.mapping.table_mapping import ShardRows
 from tablepuppet.operators.lou import LearningOverUnion
 from tablepuppet.party.allowance import check_memory
 from tablepuppet.party.arguments import Positive
@@ -47,7 +47,6 @@ from tablepuppet.party.release import Release
 from tablepuppet.party.returns import Numbers, Plain
 from tablepuppet.prep.encode.encode import Encoding, encoded
 
-Array = NDArray[np.float64]
 AUTO_PULL = 0.3  # share of the curvature that each shard would have in a standardised column if all were equal
 CONSENSUS_TOL = 1e-12  # relative: a smaller disagreement cannot be distinguished from rounding
 OVER = 1.6  # over-relaxation factor (Boyd et al., section 3.4.3)

@@ -16,11 +16,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
+from tablepuppet.arrays import Array
 from tablepuppet.learn.linear.ridge import Curvature
 
-Array = NDArray[np.float64]
 ACCURACY = 1e-12  # share of the objective that may be left: about the square of what may be wrong with coefficients
 PERFECT = 1e-10  # share of the first objective below which an objective counts as zero
 FLATTEST = 1e9  # directions that are flatter are not identified by the data

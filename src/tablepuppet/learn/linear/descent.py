@@ -22,8 +22,8 @@ from dataclasses import replace
 from typing import Protocol
 
 import numpy as np
-from numpy.typing import NDArray
 
+from tablepuppet.arrays import Array
 from tablepuppet.learn.linear.converged import ACCURACY, CLOSE, NEAR, PERFECT, Distance, flatness, promised_decrease
 from tablepuppet.learn.linear.directions import Directions, InBlocks
 from tablepuppet.learn.linear.gradient_rule import GradientRule
@@ -34,7 +34,6 @@ from tablepuppet.learn.loss.joined_loss import JoinedLoss
 from tablepuppet.learn.rounds import Round
 from tablepuppet.mapping.joined_rows import SCORES, Block, Column
 
-Array = NDArray[np.float64]
 DRIFT = 1e-8  # relative rounding error of X d above which all stored directions are dropped
 LEAST_GAIN = 1e-13  # share of the objective: a step that gains less is not taken while consensus goes on
 SINGLE_TOL = 1e-13  # tolerance while values are of single precision: enough for `ACCURACY`

@@ -8,11 +8,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
+from tablepuppet.arrays import Array
 from tablepuppet.mapping.joined_rows import Block, Column, JoinedRows
 
-Array = NDArray[np.float64]
 DIRECTIONS = "directions"  # a column: (slots, outputs, rows)
 PRODUCT_DRIFT = 1e-12  # relative rounding error of products above which they are computed again
 

@@ -13,7 +13,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from tablepuppet.learn.linear.ridge import Array, Curvature
+from tablepuppet.arrays import Array
+from tablepuppet.learn.linear.ridge import Curvature
 from tablepuppet.learn.loss.joined_loss import JoinedLoss, evaluation
 from tablepuppet.learn.loss.losses import Loss
 from tablepuppet.mapping.joined_rows import Block, Column

@@ -14,15 +14,14 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
+from tablepuppet.arrays import Array
 from tablepuppet.learn.linear.ridge import ridge_of
 from tablepuppet.learn.tables.federated import FederatedModel
 from tablepuppet.learn.tables.over_shards import Stepped
 from tablepuppet.mapping.table_mapping import ShardRows
 from tablepuppet.operators.client import Pending
 
-Array = NDArray[np.float64]
 ShardKey = tuple[str, str]  # alias, party
 
 

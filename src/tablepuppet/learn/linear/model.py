@@ -13,9 +13,9 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from tablepuppet.algebra.ops import gram_noise
+from tablepuppet.arrays import Array, Floats
 from tablepuppet.learn.linear.consensus import Consensus, Inner
 from tablepuppet.learn.linear.lost_parties import LostParties
 from tablepuppet.learn.linear.ops import Advance, Turn
@@ -28,12 +28,9 @@ from tablepuppet.learn.tables.linear import Linear
 from tablepuppet.learn.tables.over_shards import RowGradients, ShardSums
 from tablepuppet.learn.tables.parameters import TableParameters
 from tablepuppet.mapping.joined_rows import Column, JoinedRows
-from tablepuppet.mapping.table_mapping import Floats
 from tablepuppet.operators.client import Client, Pending
 from tablepuppet.operators.lou import Instead, LearningOverUnion
 from tablepuppet.prep.encode.encode import Encoding
-
-Array = NDArray[np.float64]
 
 
 class GramSums(ShardSums):

@@ -24,9 +24,9 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from tablepuppet.algebra.ops import gram_noise, joined_counts, noisy_gram
+from tablepuppet.arrays import Array
 from tablepuppet.errors import PartyError
 from tablepuppet.learn.linear.ridge import (
     Curvature,
@@ -51,8 +51,6 @@ from tablepuppet.party.ops import Values, op
 from tablepuppet.party.release import Release
 from tablepuppet.party.returns import PER_OUTPUT, ROW_OUTPUTS, SQUARE, Numbers, Products
 from tablepuppet.prep.encode.encode import encoded, encoded_for_noise
-
-Array = NDArray[np.float64]
 
 
 # Nothing is returned, but STATISTICS is declared: a table that demands noise then refuses to start without it.

@@ -9,15 +9,14 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 import numpy as np
-from numpy.typing import NDArray
 
+from tablepuppet.arrays import Array
 from tablepuppet.learn.linear.directions import Directions, InBlocks
 from tablepuppet.learn.loss.joined_loss import JoinedLoss, evaluate_at, evaluation
 from tablepuppet.learn.loss.losses import Loss
 from tablepuppet.learn.noise.predictions import DirectionNoise
 from tablepuppet.mapping.joined_rows import SCORES, Block
 
-Array = NDArray[np.float64]
 NOTHING = 1e-60  # curvature of a direction that is ignored, as a share of the largest
 NEWTON_STEPS = 12
 FEWEST_BLOCKS = 16  # of joined rows from which the Hessian is estimated

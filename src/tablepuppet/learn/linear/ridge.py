@@ -9,14 +9,13 @@ import math
 from dataclasses import dataclass, field
 
 import numpy as np
-from numpy.typing import NDArray
 
+from tablepuppet.arrays import Array
 from tablepuppet.errors import PartyError
 from tablepuppet.learn.linear.wide_gram import WIDE, Wide, WideGram
 from tablepuppet.learn.tables.linear import LinearTable
 from tablepuppet.learn.tables.parameters import TableParameters
 
-Array = NDArray[np.float64]
 FLOOR = 1e-13  # eigenvalues below this share of the largest one are rounding errors, and are not inverted
 SPREAD = 1e6  # ratio of the columns' variances above which they are scaled before eigenvectors are computed
 STILL = 64 * float(np.finfo(np.float64).eps)  # of a mean: a column that deviates less does not vary, but by rounding

@@ -24,13 +24,13 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
+from tablepuppet.arrays import Array
 from tablepuppet.pieces import pieces
 from tablepuppet.prep.encode.encoded_table import EncodedTable, sums_by_code
 
 if TYPE_CHECKING:
     from scipy.sparse import csr_array
 
-Array = NDArray[np.float64]
 Product = Callable[[Array], Array]
 WIDE = 512  # columns: of fewer, eigenvectors are soon found
 SPARSE = 0.1  # share of entries that are not zero

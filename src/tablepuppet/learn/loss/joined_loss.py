@@ -11,12 +11,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
+from tablepuppet.arrays import Array
 from tablepuppet.learn.loss.losses import Evaluation, Loss
 from tablepuppet.mapping.joined_rows import SCORES, Block, JoinedRows
 
-Array = NDArray[np.float64]
 EVALUATION, GRADIENT = "evaluation", "gradient"
 
 

@@ -7,11 +7,11 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from tablepuppet.arrays import Array
 from tablepuppet.learn.loss.losses import (
     Evaluation,
     Labels,
     Loss,
-    Matrix,
     RowWeights,
     Scores,
     Weights,
@@ -124,12 +124,12 @@ class Logistic(Loss):
                 break
             known = None
 
-    def label_sums(self, labels: Labels, weights: Weights | None = None) -> Matrix:
+    def label_sums(self, labels: Labels, weights: Weights | None = None) -> Array:
         """The sum of targets."""
         targets = self.targets(labels)
         return np.array([targets.sum() if weights is None else weights @ targets])
 
-    def best_constant(self, sums: Matrix, rows: int) -> NDArray[np.float64]:
+    def best_constant(self, sums: Array, rows: int) -> NDArray[np.float64]:
         """The log odds of class 1."""
         share = float(sums[0]) / rows
         if self.keep < 1:

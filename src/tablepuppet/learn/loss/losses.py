@@ -14,11 +14,12 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from tablepuppet.arrays import Array
+
 Scores = NDArray[np.float64]
 Weights = NDArray[np.float64]
 Labels = NDArray[Any]  # numbers, or class numbers
 Directions = NDArray[np.float64]  # (directions, outputs, rows)
-Matrix = NDArray[np.float64]
 LOGS_AT_ONCE = 32  # the product of this many numbers up to 2 ** 31 does not overflow
 
 
@@ -29,7 +30,7 @@ class Hessian(Protocol):
         """Its product with directions."""
         ...
 
-    def on_constants(self) -> Matrix:
+    def on_constants(self) -> Array:
         """(outputs, outputs): its quadratic form on directions that are the same in every row."""
         ...
 
@@ -86,11 +87,11 @@ class Loss(ABC):
         """
 
     @abstractmethod
-    def label_sums(self, labels: Labels, weights: Weights | None = None) -> Matrix:
+    def label_sums(self, labels: Labels, weights: Weights | None = None) -> Array:
         """The sums over labels that the best constant needs; sums of blocks can be added."""
 
     @abstractmethod
-    def best_constant(self, sums: Matrix, rows: int) -> NDArray[np.float64]:
+    def best_constant(self, sums: Array, rows: int) -> NDArray[np.float64]:
         """The constant scores, (outputs,), with the least loss, from the sums over all labels."""
 
     def value(self, scores: Scores, labels: Labels) -> float:
@@ -112,7 +113,7 @@ class EqualWeights:
         """The directions themselves."""
         return directions
 
-    def on_constants(self) -> Matrix:
+    def on_constants(self) -> Array:
         """The number of rows."""
         return np.full((1, 1), float(self.rows))
 
@@ -131,7 +132,7 @@ class RowWeights:
         """Weighted directions."""
         return np.asarray(directions * self.weights)
 
-    def on_constants(self) -> Matrix:
+    def on_constants(self) -> Array:
         """The sum of all weights."""
         return np.array([[self.weights.sum()]])
 
@@ -185,11 +186,11 @@ class Squared(Loss):
         away -= labels
         away *= 1 / (1 + rho)
 
-    def label_sums(self, labels: Labels, weights: Weights | None = None) -> Matrix:
+    def label_sums(self, labels: Labels, weights: Weights | None = None) -> Array:
         """The sum of labels."""
         return np.array([labels.sum(dtype=np.float64) if weights is None else weights @ labels])
 
-    def best_constant(self, sums: Matrix, rows: int) -> NDArray[np.float64]:
+    def best_constant(self, sums: Array, rows: int) -> NDArray[np.float64]:
         """The mean label."""
         return np.asarray(sums / rows)
 

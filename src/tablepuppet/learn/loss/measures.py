@@ -13,12 +13,12 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from tablepuppet.arrays import Array
 from tablepuppet.errors import LearnError
 from tablepuppet.pieces import over_pieces
 from tablepuppet.runs.figures import metric, metric_name, metrics_line
 from tablepuppet.runs.table_view import ArrowStream, TableView, aligned
 
-Array = NDArray[np.float64]
 Classes = NDArray[np.integer[Any]]
 SMALLEST = float(np.finfo(np.float64).eps)  # of probabilities in a log loss, as in scikit-learn
 

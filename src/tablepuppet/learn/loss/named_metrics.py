@@ -14,11 +14,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from tablepuppet.arrays import Array
 from tablepuppet.errors import LearnError
 from tablepuppet.learn.loss.measures import Metrics, class_measures, number_measures
 from tablepuppet.spelling import did_you_mean
 
-Array = NDArray[np.float64]
 Measured = Mapping[str, float]
 
 

@@ -12,12 +12,12 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import log_softmax, logsumexp, wrightomega
 
+from tablepuppet.arrays import Array
 from tablepuppet.learn.loss.losses import (
     Directions,
     Evaluation,
     Labels,
     Loss,
-    Matrix,
     Scores,
     Weights,
     outweighs,
@@ -45,9 +45,9 @@ class SoftmaxHessian:
         found *= self._weighted
         return found
 
-    def on_constants(self) -> Matrix:
+    def on_constants(self) -> Array:
         """The sum of diag(p) - p p^T."""
-        outer: Matrix = self._weighted @ self.probability.T
+        outer: Array = self._weighted @ self.probability.T
         return np.diag(self._weighted.sum(axis=1)) - outer
 
     def trace(self) -> float:
@@ -142,11 +142,11 @@ class Softmax(Loss):
         self.add_targets(gap, 1 / rho, labels)
         np.subtract(-1, gap, out=away.T)
 
-    def label_sums(self, labels: Labels, weights: Weights | None = None) -> Matrix:
+    def label_sums(self, labels: Labels, weights: Weights | None = None) -> Array:
         """How many rows have each class."""
         return np.bincount(labels, weights, minlength=self.outputs).astype(np.float64)
 
-    def best_constant(self, sums: Matrix, rows: int) -> NDArray[np.float64]:
+    def best_constant(self, sums: Array, rows: int) -> NDArray[np.float64]:
         """Log shares of the classes, centred."""
         shares, least = sums / rows, 1e-300
         if self.keep < 1:

@@ -24,8 +24,8 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
+from tablepuppet.arrays import Array
 from tablepuppet.errors import PartyError
 from tablepuppet.learn.loss.joined_loss import JoinedLoss
 from tablepuppet.learn.rounds import Round
@@ -47,7 +47,6 @@ from tablepuppet.party.returns import ROW_OUTPUTS, SQUARE, THETA
 from tablepuppet.prep.encode.encode import sealed
 from tablepuppet.prep.encode.encoded_table import EncodedTable
 
-Array = NDArray[np.float64]
 AUTO_RHO = 1.5  # times the mean curvature of the loss at the start
 AUTO_INNER_RHO, L2_SHARE = 0.05, 3.0  # times rho, times l2: with a smaller inner_rho shards drift apart
 USUAL = 16.0  # times the largest parameter so far: a bound of the shards' parameters before they agree

@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
+from tablepuppet.arrays import Array
 from tablepuppet.errors import PrivacyError
 from tablepuppet.learn.loss.joined_loss import GRADIENT, JoinedLoss
 from tablepuppet.learn.rounds import Round
@@ -30,7 +30,6 @@ from tablepuppet.party.arguments import List, SomeOrNone
 from tablepuppet.party.release import Release
 from tablepuppet.party.returns import PRODUCTS, ROW_OUTPUTS
 
-Array = NDArray[np.float64]
 MEMORY = 30
 TRIALS = 10  # step lengths that a line search tries
 ENOUGH = 1e-4  # required share of the decrease that the slope predicts (Armijo)

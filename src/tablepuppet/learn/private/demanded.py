@@ -13,8 +13,7 @@ from tablepuppet.errors import PrivacyError
 from tablepuppet.operators.secure_sum import check_shards
 from tablepuppet.privacy.settings import Privacy
 from tablepuppet.sql.expression import checked, columns_of
-from tablepuppet.sql.other_uses import known_of_features, uses_of_table
-from tablepuppet.sql.plan import Plan
+from tablepuppet.sql.plan import Plan, known_of_features, uses_of_table
 
 
 def check_supported(privacy: object) -> None:

@@ -13,8 +13,8 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Literal
 
 import numpy as np
-from numpy.typing import NDArray
 
+from tablepuppet.arrays import Array
 from tablepuppet.learn.loss.joined_loss import GRADIENT, JoinedLoss
 from tablepuppet.learn.loss.units import in_units, out_of_units
 from tablepuppet.learn.noise.plan import StepNoise
@@ -32,7 +32,6 @@ from tablepuppet.learn.tables.over_shards import RowGradients
 from tablepuppet.mapping.joined_rows import SCORES, Block, JoinedRows
 from tablepuppet.relation import Relation
 
-Array = NDArray[np.float64]
 PRIVATE_SOLVER: Literal["sgd", "admm"] = "sgd"  # of networks
 FASTEST = 0.5  # the learning rate of networks with momentum 0.9
 WALK, LINEAR_WALK = 8.0, 0.4  # how far noise alone may move parameters: with more noise, steps are shorter

@@ -27,6 +27,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from tablepuppet.arrays import Array
 from tablepuppet.errors import PartyError
 from tablepuppet.learn.specs import Spec
 from tablepuppet.learn.tables.model import RowModel
@@ -44,8 +45,6 @@ from tablepuppet.party.returns import ROW_OUTPUTS, SQUARE, THETA
 from tablepuppet.prep.encode.encode import encoded_for_noise, sealed
 from tablepuppet.prep.encode.encoded_table import SealedTable
 from tablepuppet.privacy.clip import blocks, by_row
-
-Array = NDArray[np.float64]
 
 
 @dataclass(frozen=True)

@@ -13,12 +13,12 @@ from dataclasses import dataclass
 
 import numpy as np
 import pyarrow as pa
-from numpy.typing import NDArray
 
+from tablepuppet.arrays import Array
 from tablepuppet.errors import LearnError
 from tablepuppet.learn.learners.estimator import need_relation
 from tablepuppet.learn.settings import check_whole
-from tablepuppet.mapping.digests import number_digests
+from tablepuppet.mapping.join import number_digests
 from tablepuppet.prep.columns.selected import check_without_noise, find_column, is_category
 from tablepuppet.prep.columns.statistics import CategoryStatistics
 from tablepuppet.prep.explore.distance import distances
@@ -37,7 +37,6 @@ STEP = "drift"
 LEAST_SHARE = 1e-4  # of a bin: an empty one would make the index infinite
 SOME, LARGE = 0.1, 0.25  # of the index, by a common rule of thumb
 MOST_BINS = 1000
-Floats = NDArray[np.float64]
 Pair = tuple[OutputColumn, OutputColumn]
 
 
@@ -48,7 +47,7 @@ class ColumnDrift:
     column: str
     psi: float
     ks: float | None
-    counts: tuple[Floats, Floats]
+    counts: tuple[Array, Array]
     exact: bool
 
     @property
@@ -236,7 +235,7 @@ class _Categories:
         return found
 
 
-def _psi(first: Floats, second: Floats) -> float:
+def _psi(first: Array, second: Array) -> float:
     """The index of two lists of counts; bins that are empty in both say nothing."""
     some = (first + second) > 0
     p, q = (np.maximum(each[some] / each.sum(), LEAST_SHARE) for each in (first, second))

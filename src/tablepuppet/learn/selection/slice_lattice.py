@@ -19,9 +19,10 @@ from itertools import combinations
 import numpy as np
 from numpy.typing import NDArray
 
+from tablepuppet.arrays import Array
+
 Pair = tuple[int, int]  # column, value
 Key = tuple[Pair, ...]  # rising columns
-Floats = NDArray[np.float64]
 Rows = NDArray[np.intp]
 
 
@@ -78,7 +79,7 @@ class Lattice:
 
     codes: Sequence[NDArray[np.integer]]
     sizes: Sequence[int]  # values of each column
-    errors: Floats
+    errors: Array
     tables: Sequence[NDArray[np.integer]]
     owner: Sequence[int]
     least_rows: int

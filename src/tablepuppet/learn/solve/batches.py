@@ -10,9 +10,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Protocol
 
+from tablepuppet.arrays import Floats
 from tablepuppet.mapping.batches import Batch, batches_of_epochs
 from tablepuppet.mapping.joined_rows import JoinedRows
-from tablepuppet.mapping.table_mapping import Floats
 
 ByTable = Mapping[str, Floats]
 """Of the distinct base rows of a batch, by alias."""

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
-from numpy.typing import NDArray
 
+from tablepuppet.arrays import Array, Floats
 from tablepuppet.learn.linear.ridge import ridge_of
 from tablepuppet.learn.loss.divergence import Divergence
 from tablepuppet.learn.loss.joined_loss import JoinedLoss
@@ -26,11 +26,9 @@ from tablepuppet.learn.tables.parameters import TableParameters
 from tablepuppet.learn.tables.steps import NOTHING, Facts, Update, by_batch, step
 from tablepuppet.mapping.batches import Batch, no_rows
 from tablepuppet.mapping.joined_rows import SCORES, JoinedRows
-from tablepuppet.mapping.table_mapping import Floats, ShardRows
+from tablepuppet.mapping.table_mapping import ShardRows
 from tablepuppet.party.release import Release
 from tablepuppet.party.returns import NEXT_OUTPUTS, PER_OUTPUT, SQUARE, Numbers
-
-Array = NDArray[np.float64]
 
 
 @step(

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from tablepuppet.arrays import Array, Floats, Places
 from tablepuppet.learn.specs import Hiding, TabNet
 from tablepuppet.learn.split.flat import Adam
 from tablepuppet.learn.split.model import SplitModel
@@ -21,7 +22,6 @@ from tablepuppet.learn.split.ops import (
     ASKED,
     BatchNumber,
     Embedded,
-    Places,
     Training,
     bottom_parameters,
     check_counts,
@@ -33,7 +33,7 @@ from tablepuppet.learn.tables.over_shards import BatchGradients, RowGradients, U
 from tablepuppet.learn.tables.parameters import TableParameters
 from tablepuppet.learn.tables.steps import NOTHING, Facts, Update, step
 from tablepuppet.mapping.batches import Batch, no_rows
-from tablepuppet.mapping.table_mapping import Floats, ShardRows
+from tablepuppet.mapping.table_mapping import ShardRows
 from tablepuppet.operators.client import Pending
 from tablepuppet.operators.lou import Instead, LearningOverUnion
 from tablepuppet.party.arguments import Bound, NotNegative
@@ -43,7 +43,6 @@ from tablepuppet.party.release import Release
 from tablepuppet.party.returns import OUTPUTS
 from tablepuppet.prep.encode.encode import encoded
 
-Array = NDArray[np.float64]
 SHOWN, WHOLE = slice(2), slice(2, 4)  # of the sums over a batch: of cells as the network is shown them, and of all
 
 

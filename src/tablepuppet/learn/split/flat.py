@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
-from numpy.typing import NDArray
 
+from tablepuppet.arrays import Array
 from tablepuppet.errors import LearnError
 from tablepuppet.learn.tables.network import MOST_PARAMETERS, need_torch
 from tablepuppet.party.allowance import check_memory
@@ -22,7 +22,6 @@ from tablepuppet.party.allowance import check_memory
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
-Array = NDArray[np.float64]
 NORM_MOMENTUM = 0.01  # of TabNet's first batch norm: how far running statistics move with a batch
 _BUILDING = threading.Lock()  # torch has one random state for the whole process
 

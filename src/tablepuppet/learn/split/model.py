@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
+from tablepuppet.arrays import Array, Floats
 from tablepuppet.learn.noise.plan import Noise
 from tablepuppet.learn.specs import Bottom
 from tablepuppet.learn.split.flat import NORM_MOMENTUM, Adam
@@ -20,14 +20,12 @@ from tablepuppet.learn.tables.outputs import TableOutputs
 from tablepuppet.learn.tables.parameters import TableParameters
 from tablepuppet.learn.tables.saved import SavedParameters
 from tablepuppet.mapping.joined_rows import SCORES, Block, JoinedRows
-from tablepuppet.mapping.table_mapping import Floats
 from tablepuppet.operators.client import Client, Replies
 from tablepuppet.operators.lou import Instead
 from tablepuppet.prep.encode.encode import Encoding
 from tablepuppet.store.parts import Stored
 from tablepuppet.wire.engine import Engine
 
-Array = NDArray[np.float64]
 Embeddings = Mapping[str, Floats]
 """By alias: (base rows, width)."""
 

@@ -11,9 +11,9 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from tablepuppet.arrays import Floats
 from tablepuppet.errors import PartyError
 
-Floats = NDArray[np.floating[Any]]
 Bits = NDArray[np.uint16]
 Narrow = Literal["float16", "bfloat16"]
 LARGEST = {"float16": 65_504.0, "bfloat16": 3.3895e38}

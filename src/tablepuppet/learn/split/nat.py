@@ -23,7 +23,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from tablepuppet.arrays import upright
+from tablepuppet.arrays import Array, Codes, Floats, upright
 from tablepuppet.learn.split.flat import Adam
 from tablepuppet.learn.split.table import Batched, TorchTable
 from tablepuppet.learn.tables.network import need_torch
@@ -32,10 +32,7 @@ from tablepuppet.party.allowance import check_memory, check_time
 from tablepuppet.party.arguments import NotNegative, Some
 from tablepuppet.party.local_table import LocalTable
 
-Array = NDArray[np.float64]
-Floats = NDArray[np.floating]
 Singles = NDArray[np.float32]
-Places = NDArray[np.integer]
 SHORTEST = 1e-12  # outputs of this length or less have no direction
 
 
@@ -54,7 +51,7 @@ def own_seed(table: LocalTable, seed: int) -> int:
     return int(np.random.default_rng([seed, zlib.crc32(f"{scan.alias}/{scan.party}".encode())]).integers(2**62))
 
 
-def targets_of(row_ids: Places, outputs: int, seed: int) -> Singles:
+def targets_of(row_ids: Codes, outputs: int, seed: int) -> Singles:
     """Targets on the unit sphere, (rows, outputs), uniformly distributed.
 
     The target of a row follows from the seed and its own id: whatever other rows there are, it is the same.
@@ -69,7 +66,7 @@ def targets_of(row_ids: Places, outputs: int, seed: int) -> Singles:
     return np.asarray(drawn / np.maximum(np.linalg.norm(drawn, axis=1, keepdims=True), 1e-12), np.float32)
 
 
-def assigned(agreement: Floats) -> Places:
+def assigned(agreement: Floats) -> Codes:
     """The column of each row, every column once, with the largest sum: the best assignment of targets to rows.
 
     ``agreement`` is z . c for every row and target of a batch. The largest value of each column is subtracted first.
@@ -102,7 +99,7 @@ class NatTraining:
     """
 
     def __init__(
-        self, network: TorchTable, theta: Array, rows: Callable[[Places], Batched], targets: Singles,
+        self, network: TorchTable, theta: Array, rows: Callable[[Codes], Batched], targets: Singles,
         settings: NatSettings, seed: int,
     ):  # fmt: skip
         self.network, self.theta, self.rows, self.settings, self.seed = network, theta, rows, settings, seed
@@ -121,13 +118,13 @@ class NatTraining:
         self.epochs += 1
         return total / max(1, len(self.targets))
 
-    def _batches(self) -> Iterator[Places]:
+    def _batches(self) -> Iterator[Codes]:
         """The rows in another order each epoch, in batches that differ by at most one row: none is left alone."""
         rows = len(self.targets)
         order = np.random.default_rng([self.seed, 1, self.epochs]).permutation(rows)
         yield from np.array_split(order, max(1, round(rows / self.settings.batch_size))) if rows else ()
 
-    def _step(self, places: Places, assigns: bool) -> float:
+    def _step(self, places: Codes, assigns: bool) -> float:
         """One step; the sum of the losses of its rows before it."""
         check_time()
         passed = self.network.forward(self.theta, self.rows(places))

@@ -19,6 +19,7 @@ from functools import partial
 import numpy as np
 from numpy.typing import NDArray
 
+from tablepuppet.arrays import Array
 from tablepuppet.errors import PartyError
 from tablepuppet.learn.private.steps import NoisySteps, check_bounded, descended
 from tablepuppet.learn.split.nat import derivatives, own_seed, targets_of
@@ -35,8 +36,6 @@ from tablepuppet.party.release import Release
 from tablepuppet.prep.encode.encode import encoded_for_noise
 from tablepuppet.prep.encode.encoded_table import SealedTable
 from tablepuppet.privacy.clip import blocks
-
-Array = NDArray[np.float64]
 
 
 @dataclass(frozen=True)

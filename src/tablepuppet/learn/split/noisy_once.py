@@ -15,8 +15,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
+from tablepuppet.arrays import Floats
 from tablepuppet.learn.loss.joined_loss import JoinedLoss
 from tablepuppet.learn.noise.plan import StepNoise
 from tablepuppet.learn.rounds import Round
@@ -28,9 +28,7 @@ from tablepuppet.learn.split.train import learn_by_batches
 from tablepuppet.learn.tables.network import need_torch
 from tablepuppet.learn.tables.over_shards import RowGradients
 from tablepuppet.learn.threads import one_thread
-from tablepuppet.mapping.table_mapping import Floats
 
-Array = NDArray[np.float64]
 AT_ONCE = 50  # noisy steps of a request
 GUEST_RATE, HOST_RATE = 0.5, 0.5  # learning rates, where noise allows them
 WALK = 4.0  # how far noise alone may move parameters

@@ -21,6 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tablepuppet.algebra.ops import joined_counts
+from tablepuppet.arrays import Array, Floats
 from tablepuppet.errors import PartyError
 from tablepuppet.learn.noise.plan import Noise
 from tablepuppet.learn.specs import Bottom, Cnn, Mlp
@@ -32,7 +33,7 @@ from tablepuppet.learn.tables.network import need_torch
 from tablepuppet.learn.tables.over_shards import RowGradients, Updates, taken
 from tablepuppet.learn.tables.parameters import TableParameters
 from tablepuppet.learn.tables.steps import NOTHING, Facts, Update, step
-from tablepuppet.mapping.table_mapping import Floats, ShardRows
+from tablepuppet.mapping.table_mapping import ShardRows
 from tablepuppet.operators.client import Client
 from tablepuppet.operators.lou import Instead, LearningOverUnion
 from tablepuppet.party.allowance import check_memory
@@ -47,7 +48,6 @@ from tablepuppet.prep.encode.encoded_table import EncodedTable
 if TYPE_CHECKING:
     from torch import Tensor
 
-Array = NDArray[np.float64]
 HELD = 1 << 26  # numbers of a table that are held as one tensor; of more, each batch is made anew
 WORK = 2e9  # multiplications of one request, about: some seconds
 AVERAGINGS = 10  # how often shards of one table average their parameters

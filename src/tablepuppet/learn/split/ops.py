@@ -16,6 +16,7 @@ import numpy as np
 from msgspec import Meta
 from numpy.typing import NDArray
 
+from tablepuppet.arrays import Array, Places
 from tablepuppet.errors import PartyError
 from tablepuppet.learn.specs import Bottom, Hiding, Mlp
 from tablepuppet.learn.split.flat import Adam
@@ -32,8 +33,6 @@ from tablepuppet.party.returns import OUTPUTS, ROWS, ROWS_ASKED, THETA, WIDTH, A
 from tablepuppet.prep.encode.encode import encoded, encoded_for_noise, sealed
 from tablepuppet.prep.encode.encoded_table import SealedTable
 
-Array = NDArray[np.float64]
-Places = NDArray[np.int32]
 BatchNumber = Annotated[int, Meta(ge=-1, le=2**53)]
 """Of a batch in the run, from 0; -1: none."""
 ASKED = "networks across parties"

@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from tablepuppet.arrays import Array, Floats, Places
 from tablepuppet.learn.solve.batches import run_batches
 from tablepuppet.learn.specs import Bottom, Hiding, TabNet
 from tablepuppet.learn.split.exchange import WHOLE, Exchange
@@ -27,7 +28,7 @@ from tablepuppet.learn.split.top import TorchTop
 from tablepuppet.learn.tables.network import need_torch
 from tablepuppet.learn.threads import one_thread
 from tablepuppet.mapping.batches import Batch
-from tablepuppet.mapping.table_mapping import Floats, ShardRows
+from tablepuppet.mapping.table_mapping import ShardRows
 from tablepuppet.operators.client import Pending
 from tablepuppet.party.arguments import Positive
 from tablepuppet.party.local_table import LocalTable
@@ -36,8 +37,6 @@ from tablepuppet.party.release import Release
 from tablepuppet.party.returns import SQUARE, THETA, Numbers, OfRows
 from tablepuppet.prep.encode.encode import encoded, sealed
 
-Array = NDArray[np.float64]
-Places = NDArray[np.int32]
 ASKED = "TabVFL: pretraining"
 GRADIENTS = Numbers(("decoded",))  # as long and wide as what was sent
 

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from tablepuppet.arrays import Array, Floats
 from tablepuppet.errors import PartyError, PrivacyError
 from tablepuppet.learn.specs import Bottom, Cnn, Hiding, Mlp, TabNet
 from tablepuppet.learn.split.bottoms import build
@@ -28,8 +29,6 @@ from tablepuppet.prep.encode.encoded_table import EncodedTable
 if TYPE_CHECKING:
     from torch import Tensor
 
-Array = NDArray[np.float64]
-Floats = NDArray[np.floating[Any]]
 CHUNK = 1 << 13  # rows at a time, where no gradient is wanted
 CHUNK_BYTES = 1 << 24  # of a chunk's forward pass, unless a single row takes more
 

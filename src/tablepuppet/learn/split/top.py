@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
+from tablepuppet.arrays import Array, Floats
 from tablepuppet.learn.split.bottoms import linear_layers
 from tablepuppet.learn.split.flat import Adam, FlatModule, seeded
 from tablepuppet.learn.tables.layers import Dense, Passed
@@ -18,8 +19,6 @@ from tablepuppet.learn.threads import one_thread
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
-Array = NDArray[np.float64]
-Floats = NDArray[np.floating[Any]]
 SHORTEST = 1e-12  # embeddings are divided by their length, or by this if they are shorter
 
 

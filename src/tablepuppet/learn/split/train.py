@@ -10,8 +10,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
-from numpy.typing import NDArray
 
+from tablepuppet.arrays import Floats
 from tablepuppet.learn.loss.divergence import Divergence
 from tablepuppet.learn.loss.joined_loss import JoinedLoss
 from tablepuppet.learn.rounds import Round
@@ -23,9 +23,6 @@ from tablepuppet.learn.tables.network import need_torch
 from tablepuppet.learn.threads import one_thread
 from tablepuppet.mapping.batches import Batch
 from tablepuppet.mapping.joined_rows import SCORES
-from tablepuppet.mapping.table_mapping import Floats
-
-Array = NDArray[np.float64]
 
 
 def learn_by_batches(

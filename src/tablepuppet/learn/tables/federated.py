@@ -9,8 +9,8 @@ from collections.abc import Mapping
 from typing import Any, cast
 
 import numpy as np
-from numpy.typing import NDArray
 
+from tablepuppet.arrays import Array, Floats
 from tablepuppet.errors import PartyError
 from tablepuppet.learn.noise.plan import Noise
 from tablepuppet.learn.noise.predictions import calmed
@@ -20,13 +20,10 @@ from tablepuppet.learn.tables.model import TableModel
 from tablepuppet.learn.tables.over_shards import ShardSums
 from tablepuppet.learn.tables.parameters import first_parameters
 from tablepuppet.mapping.joined_rows import SCORES, Block, Column, JoinedRows
-from tablepuppet.mapping.table_mapping import Floats
 from tablepuppet.operators.client import Client
 from tablepuppet.operators.loj import LearningOverJoin
 from tablepuppet.prep.encode.encode import Encoding
 from tablepuppet.store.parts import KeptNoise
-
-Array = NDArray[np.float64]
 
 
 class FederatedModel(Holders):

@@ -12,20 +12,18 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
+from tablepuppet.arrays import Array, Floats
 from tablepuppet.errors import PrivacyError
 from tablepuppet.learn.tables.ops import restore_parameters
 from tablepuppet.learn.tables.outputs import TableOutputs, parties_of
 from tablepuppet.learn.tables.over_shards import OverShards, RowGradients, Stepped, Updates
 from tablepuppet.learn.tables.parameters import TableParameters
-from tablepuppet.mapping.table_mapping import Floats, ShardRows
+from tablepuppet.mapping.table_mapping import ShardRows
 from tablepuppet.operators.client import Client, Pending, Replies
 from tablepuppet.operators.lou import Instead, LearningOverUnion
 from tablepuppet.prep.encode.encode import Encoding
 from tablepuppet.store.parts import KeepingParty, KeptNoise, Stored
-
-Array = NDArray[np.float64]
 
 
 class Holders(TableOutputs):

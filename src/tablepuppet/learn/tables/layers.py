@@ -13,11 +13,11 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from tablepuppet.arrays import Array
 from tablepuppet.errors import LearnError
 from tablepuppet.prep.encode.encoded_table import EncodedTable
 from tablepuppet.privacy.clip import clipped_layers, lengths_of
 
-Array = NDArray[np.float64]
 Floats = NDArray[Any]
 """Of single or double precision."""
 Activation = Literal["relu", "tanh"]

@@ -5,15 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
+from tablepuppet.arrays import Array
 from tablepuppet.learn.specs import Spec
 from tablepuppet.party.allowance import check_memory
 from tablepuppet.party.arguments import Some
 from tablepuppet.prep.encode.encoded_table import EncodedTable
 from tablepuppet.privacy.clip import clipped
-
-Array = NDArray[np.float64]
 
 
 class Linear(Spec, frozen=True, tag_field="kind", tag="linear"):

@@ -11,10 +11,9 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from tablepuppet.arrays import Array
 from tablepuppet.learn.specs import TableSpec
 from tablepuppet.prep.encode.encoded_table import EncodedTable
-
-Array = NDArray[np.float64]
 
 
 class RowModel(Protocol):

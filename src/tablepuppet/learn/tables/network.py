@@ -14,8 +14,8 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from numpy.typing import NDArray
 
+from tablepuppet.arrays import Array
 from tablepuppet.errors import LearnError
 from tablepuppet.learn.specs import Spec
 from tablepuppet.learn.tables.layers import Dense, DenseRows
@@ -27,7 +27,6 @@ from tablepuppet.prep.encode.encoded_table import EncodedTable, check_length
 if TYPE_CHECKING:
     from torch import Tensor
 
-Array = NDArray[np.float64]
 MOST_PARAMETERS = 1 << 26  # half a GiB
 CHUNK = 1 << 16  # rows at a time, at most
 CELLS = 1 << 22  # numbers of one layer at a time, at most

@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterable, Iterator
 import numpy as np
 from numpy.typing import NDArray
 
+from tablepuppet.arrays import Array
 from tablepuppet.learn.tables.model import RowModel
 from tablepuppet.learn.tables.parameters import TableParameters
 from tablepuppet.party.added_noise import PredictionNoise, SampleNoise, SumNoise
@@ -22,8 +23,6 @@ from tablepuppet.party.allowance import check_time
 from tablepuppet.party.local_table import LocalTable
 from tablepuppet.prep.encode.encoded_table import EncodedTable, SealedTable, check_length
 from tablepuppet.privacy.clip import blocks, clipped, zeroed
-
-Array = NDArray[np.float64]
 
 
 def noisy_gradient(

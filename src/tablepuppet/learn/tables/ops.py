@@ -7,8 +7,8 @@ coordinator sends, since it holds those of a table with several shards.
 from __future__ import annotations
 
 import numpy as np
-from numpy.typing import NDArray
 
+from tablepuppet.arrays import Array, Places
 from tablepuppet.errors import PartyError
 from tablepuppet.learn.specs import Spec
 from tablepuppet.learn.tables.noisy import noisy_gradient
@@ -27,9 +27,6 @@ from tablepuppet.party.ops import Values, op
 from tablepuppet.party.release import Release
 from tablepuppet.party.returns import ASKED_OUTPUTS, ROW_OUTPUTS, THETA
 from tablepuppet.prep.encode.encode import encoded, encoded_for_noise, sealed
-
-Array = NDArray[np.float64]
-Places = NDArray[np.int32]
 
 
 @op("model.start", asked="networks, noisy steps", releases=Release.COUNTS, returns={})

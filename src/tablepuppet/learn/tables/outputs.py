@@ -10,17 +10,12 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, ClassVar
 
-import numpy as np
-from numpy.typing import NDArray
-
+from tablepuppet.arrays import Array, Floats
 from tablepuppet.learn.specs import TableSpec
 from tablepuppet.mapping.joined_rows import SCORES, JoinedRows
-from tablepuppet.mapping.table_mapping import Floats
 from tablepuppet.operators.client import Client, Pending, Replies
 from tablepuppet.operators.lou import Instead, LearningOverUnion
 from tablepuppet.prep.encode.encode import Encoding
-
-Array = NDArray[np.float64]
 
 
 class TableOutputs(ABC):

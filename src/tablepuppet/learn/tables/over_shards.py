@@ -12,16 +12,15 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import numpy as np
-from numpy.typing import NDArray
 
+from tablepuppet.arrays import Array, Floats
 from tablepuppet.learn.tables.parameters import TableParameters
 from tablepuppet.learn.tables.steps import NOTHING, Facts, Update
 from tablepuppet.mapping.batches import Batch
-from tablepuppet.mapping.table_mapping import Floats, ShardRows
+from tablepuppet.mapping.table_mapping import ShardRows
 from tablepuppet.operators.client import Replies
 from tablepuppet.operators.lou import LearningOverUnion
 
-Array = NDArray[np.float64]
 Updates = Mapping[str, Update]
 """By table that takes a step; all of one kind."""
 

@@ -12,14 +12,13 @@ from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar, runtime_checkable
 
 import numpy as np
-from numpy.typing import NDArray
 
+from tablepuppet.arrays import Array
 from tablepuppet.errors import PartyError
 from tablepuppet.learn.specs import Spec
 from tablepuppet.learn.tables.model import TableModel
 from tablepuppet.party.local_table import LocalTable
 
-Array = NDArray[np.float64]
 Memory = TypeVar("Memory")
 
 

@@ -11,8 +11,8 @@ from typing import Any
 
 import msgspec
 import numpy as np
-from numpy.typing import NDArray
 
+from tablepuppet.arrays import Array
 from tablepuppet.errors import PrivacyError
 from tablepuppet.learn.noise.plan import Noise
 from tablepuppet.learn.noise.predictions import calmed
@@ -32,8 +32,6 @@ from tablepuppet.party.release import Release
 from tablepuppet.prep.encode.encode import EncodedShard, Encoding
 from tablepuppet.store.parts import ASKED, FINGERPRINT, KeptNoise, Stored
 from tablepuppet.wire.engine import Engine
-
-Array = NDArray[np.float64]
 
 
 class SavedParameters(ABC):

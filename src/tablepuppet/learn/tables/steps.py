@@ -16,8 +16,8 @@ from dataclasses import dataclass, fields
 from typing import Any, ClassVar, TypeVar, get_type_hints
 
 import numpy as np
-from numpy.typing import NDArray
 
+from tablepuppet.arrays import Array, Floats, Places
 from tablepuppet.learn.tables.model import TableModel
 from tablepuppet.learn.tables.noisy import noisy_gradient, noisy_predictions
 from tablepuppet.learn.tables.parameters import (
@@ -32,9 +32,6 @@ from tablepuppet.party.ops import Values, op
 from tablepuppet.prep.encode.encode import encoded_for_noise, sealed
 from tablepuppet.prep.encode.encoded_table import SealedTable
 
-Array = NDArray[np.float64]
-Floats = NDArray[np.floating[Any]]
-Places = NDArray[np.int32]
 NOTHING: Array = np.zeros(())
 Facts = Mapping[str, Any]
 """What a reply to an update has beside predictions."""

@@ -36,7 +36,7 @@ class ForeignType(Protocol):
 
     @property
     def duckdb(self) -> str:
-        """The same as a DuckDB type."""
+        """The DuckDB type that its values have once they are read."""
         ...
 
     def sent(self, column: str) -> str:
@@ -71,7 +71,7 @@ class ForeignTable(Generic[TypeT]):
 
     @property
     def columns(self) -> dict[str, str]:
-        """Its columns, as DuckDB types."""
+        """DuckDB types, by column."""
         return {name: type_.duckdb for name, type_ in self.types.items()}
 
     @property

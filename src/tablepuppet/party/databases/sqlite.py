@@ -131,7 +131,7 @@ class SQLiteType:
         return self.storage.sent.format(column=column)
 
     def restored(self, column: str) -> str:
-        """The same: DuckDB casts it."""
+        """The column as it is: DuckDB casts it."""
         return column
 
     @property

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tablepuppet.errors import LearnError
-from tablepuppet.mapping.digests import number_digests
+from tablepuppet.mapping.join import number_digests
 from tablepuppet.operators.client import Client
 from tablepuppet.party.reply_check import check_reply, keys_returned
 from tablepuppet.party.request import Step

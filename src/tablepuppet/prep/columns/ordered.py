@@ -13,9 +13,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from tablepuppet.arrays import Words
 from tablepuppet.pieces import over_pieces
 
-Words = NDArray[np.uint64]
 DEPTHS = 8  # cuts of 8 bits until a bucket is one word
 FAN = 256
 MOST_COMPARED = 8  # buckets whose ends are compared with all values

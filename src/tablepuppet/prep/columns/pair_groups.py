@@ -17,24 +17,22 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from tablepuppet.arrays import Array
+from tablepuppet.arrays import Array, Counts, Mask
 from tablepuppet.party.allowance import check_time
 
 MOST = 64  # patterns that are compared: bits of a word
-Booleans = NDArray[np.bool_]
-Counts = NDArray[np.int64]
 
 
 @dataclass(frozen=True)
 class Patterns:
     """The patterns of columns: which of these are ``few`` values, and which pairs of columns are ``released``."""
 
-    few: Booleans  # (columns,)
-    released: Booleans  # (columns, columns)
+    few: Mask  # (columns,)
+    released: Mask  # (columns, columns)
     groups: Counts  # the different rows of all sums that are released, and of their differences
 
     @classmethod
-    def of(cls, present: Sequence[Callable[[], Booleans]], firsts: Booleans, least: int) -> Patterns:
+    def of(cls, present: Sequence[Callable[[], Mask]], firsts: Mask, least: int) -> Patterns:
         """Those of columns, by which rows have a value; of rows that are listed again only the first counts."""
         columns, known = len(present), dict[bytes, int]()
         if least <= 1:
@@ -59,8 +57,8 @@ class Patterns:
 class _Compared:
     """Patterns, compared with each other: (patterns,) few and (patterns, patterns) released."""
 
-    few: Booleans
-    released: Booleans
+    few: Mask
+    released: Mask
     groups: Counts
 
     @classmethod
@@ -88,5 +86,5 @@ class _Compared:
         return cls(few, released, np.rint(groups).astype(np.int64))
 
 
-def _is_group(rows: Array, least: int) -> Booleans:
+def _is_group(rows: Array, least: int) -> Mask:
     return np.asarray((rows < 0.5) | (rows > least - 0.5))

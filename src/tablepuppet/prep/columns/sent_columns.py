@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from tablepuppet.mapping.digests import number_digests
+from tablepuppet.mapping.join import number_digests
 from tablepuppet.mapping.joined_rows import Meetings
 from tablepuppet.operators.client import Client, Pending
 from tablepuppet.party.allowance import check_reply

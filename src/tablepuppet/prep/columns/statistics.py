@@ -17,7 +17,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from tablepuppet.errors import PartyError
-from tablepuppet.mapping.digests import number_digests
+from tablepuppet.mapping.join import number_digests
 from tablepuppet.operators.client import Client
 from tablepuppet.party.blind import Blinded, blind, canonical, check_families, digest_order, factorise
 from tablepuppet.party.groups import Grouped, all_grouped, rows_of

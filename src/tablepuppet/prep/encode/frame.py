@@ -9,15 +9,13 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from tablepuppet.arrays import Array
-from tablepuppet.mapping.digests import number_digests
+from tablepuppet.arrays import Array, Mask
+from tablepuppet.mapping.join import number_digests
 from tablepuppet.party.blind import Blinded, blind
 from tablepuppet.party.groups import rows_by, rows_of
 from tablepuppet.party.local_table import LocalTable
 from tablepuppet.prep.columns.statistics import shown
 from tablepuppet.prep.columns.values import numbers
-
-Mask = NDArray[np.bool_]
 
 
 @dataclass(frozen=True)

@@ -18,14 +18,12 @@ from functools import partial
 import numpy as np
 from numpy.typing import NDArray
 
-from tablepuppet.arrays import Array
+from tablepuppet.arrays import Array, Counts, Mask
 from tablepuppet.party.allowance import check_time
 from tablepuppet.prep.columns.pair_groups import Patterns
 from tablepuppet.prep.encode.encoded_table import EncodedTable, sums_by_code
 from tablepuppet.privacy.clip import blocks
 
-Counts = NDArray[np.int64]
-Mask = NDArray[np.bool_]
 NONE = np.iinfo(np.int64).max  # no group at all
 
 

@@ -19,12 +19,12 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from tablepuppet.arrays import Array
+from tablepuppet.arrays import Array, Words
 from tablepuppet.party.groups import rows_of
 from tablepuppet.party.local_table import LocalTable
 from tablepuppet.party.policy import Level
 from tablepuppet.pieces import over_pieces
-from tablepuppet.prep.columns.ordered import DEPTHS, FAN, Bucket, Words, around, words_of
+from tablepuppet.prep.columns.ordered import DEPTHS, FAN, Bucket, around, words_of
 from tablepuppet.prep.columns.statistics import released_numbers
 
 LISTED = 1024  # values of a public column that are listed rather than cut further

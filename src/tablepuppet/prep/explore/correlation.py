@@ -23,6 +23,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
+from tablepuppet.arrays import Array
 from tablepuppet.errors import LearnError, UnknownKeyError
 from tablepuppet.operators.client import Client
 from tablepuppet.party.allowance import check_time
@@ -36,7 +37,7 @@ from tablepuppet.prep.columns.selected import check_across, check_without_noise,
 from tablepuppet.prep.columns.sent_columns import SentColumns
 from tablepuppet.prep.columns.statistics import AskedColumns, NumberStatistics, NumberSummary
 from tablepuppet.prep.columns.values import numbers
-from tablepuppet.prep.explore.pair_moments import COUNT, PRODUCT, SQUARES, Floats, merged, pair_moments
+from tablepuppet.prep.explore.pair_moments import COUNT, PRODUCT, SQUARES, merged, pair_moments
 from tablepuppet.prep.explore.pairs_across import TableColumns, fill_across
 from tablepuppet.privacy.clip import blocks
 from tablepuppet.runs.events import Events
@@ -104,7 +105,7 @@ class ColumnMatrix(TableResult):
 
     title: str
     columns: list[str]
-    values: Floats
+    values: Array
     withheld: NDArray[np.bool_]
     decimals: int | None = None  # as they are shown; None: as many as each number needs
 
@@ -181,7 +182,7 @@ class _Pairs:
 
     columns: list[OutputColumn]
     known: dict[str, NumberSummary]
-    moments: Floats  # (4, columns, columns)
+    moments: Array  # (4, columns, columns)
     withheld: NDArray[np.bool_]  # (columns, columns)
 
     @classmethod
@@ -217,13 +218,13 @@ class _Pairs:
         withheld = np.isnan(moments[COUNT]) & (is_asked | ~(sends[:, None] & sends))
         return cls(columns, known, moments, withheld)
 
-    def covariances(self) -> Floats:
+    def covariances(self) -> Array:
         """With ddof 1; NaN of pairs with fewer than two rows."""
         count = self.moments[COUNT]
         with np.errstate(all="ignore"):
             return np.where(count > 1, self.moments[PRODUCT] / (count - 1), np.nan)
 
-    def correlations(self) -> Floats:
+    def correlations(self) -> Array:
         """Of pairs with fewer than two rows, or one value only in these, NaN."""
         count, _, squares, both = self.moments
         with np.errstate(all="ignore"):

@@ -16,8 +16,8 @@ from typing import Annotated, Any
 import numpy as np
 import pyarrow as pa
 from msgspec import Meta
-from numpy.typing import NDArray
 
+from tablepuppet.arrays import Array
 from tablepuppet.errors import LearnError, PartyError
 from tablepuppet.operators.client import Client
 from tablepuppet.party.groups import all_grouped, rows_by
@@ -49,7 +49,6 @@ from tablepuppet.runs.figures import fixed, number
 from tablepuppet.runs.table_view import TableResult, TableView, aligned
 from tablepuppet.sql.query import OutputColumn
 
-Floats = NDArray[np.float64]
 Families = Annotated[Sequence[KeyFamily], Meta(min_length=2, max_length=2)]
 AXES = ("first", "second")
 
@@ -131,7 +130,7 @@ class Crosstab(TableResult):
     names: tuple[str, str]
     rows: list[str]
     columns: list[str]
-    counts: Floats  # (rows, columns)
+    counts: Array  # (rows, columns)
 
     @property
     def total(self) -> float:
@@ -139,7 +138,7 @@ class Crosstab(TableResult):
         return float(self.counts.sum())
 
     @property
-    def expected(self) -> Floats:
+    def expected(self) -> Array:
         """What the counts would be if the columns had nothing to do with each other."""
         return np.outer(self.counts.sum(axis=1), self.counts.sum(axis=0)) / max(self.total, 1.0)
 
@@ -226,7 +225,7 @@ class Counted:
     """Joined rows by the kept and pooled categories of two columns."""
 
     lines: tuple[Lines, Lines]
-    counts: Floats
+    counts: Array
 
 
 def crosstab(client: Client, first: str, second: str, most: int) -> Crosstab:

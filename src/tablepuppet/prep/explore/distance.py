@@ -17,10 +17,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from tablepuppet.prep.columns.ordered import Words
+from tablepuppet.arrays import Array, Words
 from tablepuppet.prep.explore.distribution import UNCUT, Distribution, Distributions
 
-Floats = NDArray[np.float64]
 MOST_CUT = 1 << 12  # cells of a column that are cut in one trip
 TRIPS = 12
 ROUNDING = 1e-12  # of shares of rows
@@ -52,9 +51,9 @@ class _Bounds:
     """Bounds of |F1(x) - F2(x)| at all words x where they may change, and an estimate between them."""
 
     words: Words
-    low: Floats
-    high: Floats
-    middle: Floats
+    low: Array
+    high: Array
+    middle: Array
 
 
 def _bounds(first: Distribution, second: Distribution) -> _Bounds:
@@ -66,7 +65,7 @@ def _bounds(first: Distribution, second: Distribution) -> _Bounds:
     return _Bounds(words, low, np.maximum(most1 - least2, most2 - least1), middle)
 
 
-def _shares(words: Words, lows: Words, highs: Words, weights: Floats) -> list[Floats]:
+def _shares(words: Words, lows: Words, highs: Words, weights: Array) -> list[Array]:
     """[the most, the least share of rows up to each word]."""
     found = []
     for ends in (lows, highs):
@@ -95,7 +94,7 @@ def _to_cut(first: Distribution, second: Distribution) -> tuple[list[int], list[
     return chosen[0], chosen[1]
 
 
-def _largest_between(values: Floats, starts: NDArray[np.intp], ends: NDArray[np.intp]) -> Floats:
+def _largest_between(values: Array, starts: NDArray[np.intp], ends: NDArray[np.intp]) -> Array:
     """The largest of ``values[start:end]`` for each pair; -inf for none."""
     found = np.full(len(starts), -np.inf)
     some = ends > starts

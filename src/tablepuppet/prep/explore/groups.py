@@ -15,6 +15,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from tablepuppet.arrays import Array
 from tablepuppet.errors import LearnError, PartyError
 from tablepuppet.operators.client import Client
 from tablepuppet.party.groups import all_grouped, rows_by
@@ -44,8 +45,6 @@ from tablepuppet.prep.explore.pooled import (
 from tablepuppet.runs.figures import NOT_APPLICABLE, shown
 from tablepuppet.runs.table_view import TableResult, TableView, aligned
 from tablepuppet.sql.query import OutputColumn
-
-Floats = NDArray[np.float64]
 
 
 @dataclass(frozen=True)
@@ -118,7 +117,7 @@ def _grid(rows: NDArray[np.int64], merge: Merge) -> Grid:
     return Grid(np.concatenate([rows, np.zeros((1, 2), np.int64)]), (merge, np.add.reduce))
 
 
-def _sums(values: Floats, weights: Floats, codes: NDArray[np.int64], pooled: NDArray[np.bool_]) -> Floats:
+def _sums(values: Array, weights: Array, codes: NDArray[np.int64], pooled: NDArray[np.bool_]) -> Array:
     """(kept categories and those pooled, 3): weight, mean and weighted squares about it; no mean without values."""
     kept = int(np.count_nonzero(~pooled[:-1]))
     line_of, lines = np.full(len(pooled), kept), kept + 2  # the last line is for rows that are left out
@@ -142,20 +141,20 @@ class GroupMeans(TableResult):
     column: str
     by: str
     groups: list[str]
-    sums: Floats  # (groups, 3)
+    sums: Array  # (groups, 3)
 
     @property
-    def counts(self) -> Floats:
+    def counts(self) -> Array:
         """Joined rows with a number, by group."""
         return self.sums[:, 0]
 
     @property
-    def means(self) -> Floats:
+    def means(self) -> Array:
         """By group."""
         return self.sums[:, 1]
 
     @property
-    def stds(self) -> Floats:
+    def stds(self) -> Array:
         """By group; NaN of a single row."""
         with np.errstate(all="ignore"):
             return np.asarray(np.where(self.counts > 1, np.sqrt(self.sums[:, 2] / (self.counts - 1)), np.nan))
@@ -197,7 +196,7 @@ class Grouped:
 
     column: OutputColumn
     by: Lines
-    sums: Floats  # (groups, 3): count, mean, squares about it
+    sums: Array  # (groups, 3): count, mean, squares about it
 
 
 def sums_by_group(client: Client, name: str, by: str, most: int, sent: SentColumns) -> Grouped:
@@ -229,7 +228,7 @@ def _within(client: Client, column: OutputColumn, by: OutputColumn, most: int) -
     return Grouped(column, lines, _added(replies, digests))
 
 
-def _added(replies: Sequence[Mapping[str, Any]], digests: NDArray[np.uint8]) -> Floats:
+def _added(replies: Sequence[Mapping[str, Any]], digests: NDArray[np.uint8]) -> Array:
     """Sums of groups over shards, each group's mean moved to that of all."""
     parts = np.zeros((len(replies), len(digests) + 1, 3))
     for part, reply in zip(parts, replies, strict=True):

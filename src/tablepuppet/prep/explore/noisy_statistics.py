@@ -34,7 +34,7 @@ from tablepuppet.runs.events import Events
 from tablepuppet.runs.figures import number
 from tablepuppet.runs.table_view import ShownAsTable, TableView, aligned
 from tablepuppet.sql.catalog import described
-from tablepuppet.sql.other_uses import known_of_features
+from tablepuppet.sql.plan import known_of_features
 from tablepuppet.sql.query import OutputColumn
 
 SUMS = 3  # numbers of a release of moments

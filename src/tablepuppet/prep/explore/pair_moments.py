@@ -12,17 +12,15 @@ that lose no digits by that. Others are computed again, each about its own means
 from __future__ import annotations
 
 import numpy as np
-from numpy.typing import NDArray
 
+from tablepuppet.arrays import Array, Mask
 from tablepuppet.party.allowance import check_time
 
-Floats = NDArray[np.float64]
-Booleans = NDArray[np.bool_]
 COUNT, MEAN, SQUARES, PRODUCT = range(4)
 CANCELLED = 1e-3  # share of a sum of squares: if less is left about the mean of a pair, too many digits are lost
 
 
-def pair_moments(values: Floats, present: Booleans, weights: Floats) -> Floats:
+def pair_moments(values: Array, present: Mask, weights: Array) -> Array:
     """The moments of all pairs of columns; ``values`` and whether they are ``present`` are (columns, rows).
 
     >>> x, both = np.array([[1.0, 2.0, 1e9], [3.0, 7.0, 0.0]]), np.array([[True] * 3, [True, True, False]])
@@ -48,12 +46,12 @@ def pair_moments(values: Floats, present: Booleans, weights: Floats) -> Floats:
     return found
 
 
-def lost_digits(left: Floats, squares: Floats) -> Booleans:
+def lost_digits(left: Array, squares: Array) -> Mask:
     """Whether sums of squares are mostly those of the distance between two means: ``left`` is the rest."""
     return np.asarray(left < CANCELLED * squares)
 
 
-def _centred(values: Floats, present: Booleans, weights: Floats) -> tuple[Floats, Floats]:
+def _centred(values: Array, present: Mask, weights: Array) -> tuple[Array, Array]:
     """(the mean of each line, its values about it, zero where there is none); exactly zero where all are equal."""
     begin = np.take_along_axis(values, present.argmax(axis=1)[:, None], axis=1) if values.shape[1] else values.sum(1)
     begin = begin.reshape(len(values))
@@ -62,7 +60,7 @@ def _centred(values: Floats, present: Booleans, weights: Floats) -> tuple[Floats
     return begin + moves, _about(begin + moves, values, present)
 
 
-def _about(shifts: Floats, values: Floats, present: Booleans) -> Floats:
+def _about(shifts: Array, values: Array, present: Mask) -> Array:
     """Each line less its shift, zero where there is no value."""
     found = values - shifts[:, None]
     if not present.all():
@@ -70,7 +68,7 @@ def _about(shifts: Floats, values: Floats, present: Booleans) -> Floats:
     return found
 
 
-def _compute_again(found: Floats, values: Floats, present: Booleans, weights: Floats, lost: Booleans) -> None:
+def _compute_again(found: Array, values: Array, present: Mask, weights: Array, lost: Mask) -> None:
     """Put in the moments of pairs that have lost digits, in one of the two columns, about the means of each pair."""
     pairs = np.triu(lost | lost.T)
     for place in np.flatnonzero(pairs.any(axis=1)).tolist():
@@ -87,14 +85,14 @@ def _compute_again(found: Floats, values: Floats, present: Booleans, weights: Fl
         found[:, others, place] = count, other, y**2 @ weights, products
 
 
-def _twice_centred(values: Floats, present: Booleans, weights: Floats, count: Floats) -> tuple[Floats, Floats]:
+def _twice_centred(values: Array, present: Mask, weights: Array, count: Array) -> tuple[Array, Array]:
     """The means and centred values, without the rounding error of the mean."""
     shifts, centred = _centred(values, present, weights)
     rest = np.where(count > 0, (centred @ weights) / count, 0.0)
     return np.where(count > 0, shifts + rest, 0.0), np.where(present, centred - rest[:, None], 0.0)
 
 
-def merged(one: Floats, other: Floats) -> Floats:
+def merged(one: Array, other: Array) -> Array:
     """The moments of all rows from those of two parts of them (Chan, Golub and LeVeque 1983); NaN if one is."""
     with np.errstate(all="ignore"):
         count = one[COUNT] + other[COUNT]

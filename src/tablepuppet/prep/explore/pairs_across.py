@@ -17,31 +17,32 @@ from itertools import combinations
 import numpy as np
 from numpy.typing import NDArray
 
+from tablepuppet.arrays import Array, Mask
 from tablepuppet.mapping.joined_rows import Block, JoinedRows
 from tablepuppet.pieces import PIECE
 from tablepuppet.prep.columns.statistics import NumberSummary
-from tablepuppet.prep.explore.pair_moments import Booleans, Floats, lost_digits, merged, pair_moments
+from tablepuppet.prep.explore.pair_moments import lost_digits, merged, pair_moments
 
 
 @dataclass(frozen=True)
 class TableColumns:
     """Columns of one table over its base rows, and the different sets of rows that have a value."""
 
-    columns: Sequence[Floats]  # NaN where there is no value
-    means: Floats
-    centred: Floats  # (columns, rows), 0 where there is no value
-    masks: Booleans  # (masks, rows)
+    columns: Sequence[Array]  # NaN where there is no value
+    means: Array
+    centred: Array  # (columns, rows), 0 where there is no value
+    masks: Mask  # (masks, rows)
     mask_of: NDArray[np.intp]  # (columns,)
-    squares: Floats  # sums of squares over joined rows, (columns,); the sums of centred values are zero
+    squares: Array  # sums of squares over joined rows, (columns,); the sums of centred values are zero
     least: int  # base rows of a group
 
     @classmethod
-    def of(cls, columns: Sequence[Floats], known: Sequence[NumberSummary], least: int) -> TableColumns:
+    def of(cls, columns: Sequence[Array], known: Sequence[NumberSummary], least: int) -> TableColumns:
         """From values with NaN for none, and the statistics of the columns."""
         means, squares = (np.nan_to_num([getattr(each, name) for each in known]) for name in ("mean", "squares"))
         centred = np.empty((len(columns), len(columns[0])))
         numbers: dict[bytes, int] = {}
-        masks, mask_of = list[Booleans](), list[int]()
+        masks, mask_of = list[Mask](), list[int]()
         for line, values, summary, mean in zip(centred, columns, known, means, strict=True):
             np.subtract(values, mean, out=line)
             missing = np.isnan(line) if summary.missing else np.zeros(len(line), bool)
@@ -59,7 +60,7 @@ class TableColumns:
 
 
 def fill_across(
-    rows: JoinedRows, tables: Mapping[str, TableColumns], places: Mapping[str, list[int]], moments: Floats
+    rows: JoinedRows, tables: Mapping[str, TableColumns], places: Mapping[str, list[int]], moments: Array
 ) -> None:
     """Put in the moments of all pairs of columns of two tables; ``places`` are those of each table's columns."""
     for one, other in combinations(tables, 2):
@@ -69,7 +70,7 @@ def fill_across(
         moments[:, np.array(places[far])[:, None], places[near]] = mirrored.swapaxes(1, 2)
 
 
-def _across(rows: JoinedRows, near: str, far: str, ours: TableColumns, theirs: TableColumns) -> tuple[Floats, Floats]:
+def _across(rows: JoinedRows, near: str, far: str, ours: TableColumns, theirs: TableColumns) -> tuple[Array, Array]:
     """Moments of each near column with each far one, and those of the far one: (4, near, far) twice."""
     at_far, at_near, shape = theirs.mask_of, ours.mask_of[:, None], (len(ours.centred), len(theirs.centred))
     moved = _through(rows, near, far, ours.centred)  # (near columns, far rows)
@@ -101,14 +102,14 @@ def _across(rows: JoinedRows, near: str, far: str, ours: TableColumns, theirs: T
     return found, mirrored
 
 
-def _through(rows: JoinedRows, near: str, far: str, values: Floats) -> Floats:
+def _through(rows: JoinedRows, near: str, far: str, values: Array) -> Array:
     """Columns of one table's rows, (columns, rows), summed at the rows of another, over joined rows."""
     return rows.sums(far, rows.taken(near, values.T)).T
 
 
 def _compute_again(
-    rows: JoinedRows, aliases: tuple[str, str], tables: tuple[TableColumns, TableColumns], lost: Booleans,
-    results: tuple[Floats, Floats],
+    rows: JoinedRows, aliases: tuple[str, str], tables: tuple[TableColumns, TableColumns], lost: Mask,
+    results: tuple[Array, Array],
 ) -> None:  # fmt: skip
     """Put in the moments of pairs that have lost digits, from the joined rows."""
     for place in np.flatnonzero(lost.any(axis=1)).tolist():
@@ -120,13 +121,13 @@ def _compute_again(
         results[0][:, place, others], results[1][:, place, others] = moments[:, 0, 1:], moments[:, 1:, 0]
 
 
-def _pair_moments(block: Block, columns: Sequence[tuple[str, Floats]]) -> Floats:
+def _pair_moments(block: Block, columns: Sequence[tuple[str, Array]]) -> Array:
     """Moments of columns, each with the alias of its table, over the joined rows of a block."""
     values = np.stack([block.taken(alias, column) for alias, column in columns])
     return pair_moments(values, ~np.isnan(values), np.ones(len(block)))
 
 
-def _too_few(rows: JoinedRows, near: str, far: str, ours: TableColumns, theirs: TableColumns) -> Booleans:
+def _too_few(rows: JoinedRows, near: str, far: str, ours: TableColumns, theirs: TableColumns) -> Mask:
     """For each mask of both tables, whether the rows of either table that have both values, or one of them, are some
     but fewer than a group has.
     """

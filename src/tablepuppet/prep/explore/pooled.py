@@ -20,8 +20,9 @@ import numpy as np
 from msgspec import Meta
 from numpy.typing import NDArray
 
+from tablepuppet.arrays import Counts, Digests
 from tablepuppet.errors import LearnError
-from tablepuppet.mapping.digests import number_digests
+from tablepuppet.mapping.join import number_digests
 from tablepuppet.mapping.joined_rows import Meetings
 from tablepuppet.operators.client import Client
 from tablepuppet.party.allowance import check_time
@@ -33,9 +34,7 @@ MOST = 1000  # categories of a column
 OTHER = "(other)"
 Most = Annotated[int, Meta(ge=1, le=MOST)]
 Known = Annotated[NDArray[np.uint8], Within(dimensions=(2,))]
-Digests = NDArray[np.uint8]
 NO_DIGESTS = np.zeros((0, 16), np.uint8)
-Counts = NDArray[np.int64]
 Merge = Callable[..., Any]  # np.add.reduce where rows of pooled cells differ, np.maximum.reduce where they may not
 
 

@@ -10,20 +10,18 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
+from tablepuppet.arrays import Array
 from tablepuppet.prep.columns.ordered import words_of
 from tablepuppet.prep.explore.distribution import Distribution, Distributions
-
-Floats = NDArray[np.float64]
 
 
 @dataclass(frozen=True)
 class Below:
     """Joined rows of one column by values: below each, and up to it."""
 
-    below: Floats
-    up_to: Floats
+    below: Array
+    up_to: Array
     total: float
     exact: bool
 

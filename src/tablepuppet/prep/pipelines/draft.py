@@ -17,6 +17,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from tablepuppet.arrays import Digests
 from tablepuppet.errors import LearnError
 from tablepuppet.operators.client import Client
 from tablepuppet.party.arguments import MOST_SCALE
@@ -49,7 +50,6 @@ Kind = Literal["number", "flag", "text", "coded"]
 SAID: dict[Kind, str] = {
     "number": "a number", "flag": "a flag of 0 and 1", "text": "categories", "coded": "encoded as categories already",
 }  # fmt: skip
-Digests = NDArray[np.uint8]
 Weights = NDArray[np.float64]
 START: Later[None] = given(None)  # of a column that nothing has happened to
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tablepuppet as tp
-from tablepuppet.runs.traffic_view import TrafficRecords
+from tablepuppet.wire.traffic import TrafficRecords
 
 
 def entry(party: str, direction: str, release: str, size: int) -> dict[str, object]:
