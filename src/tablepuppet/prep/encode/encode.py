@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from tablepuppet.arrays import Mask
 from tablepuppet.errors import LearnError, PartyError
 from tablepuppet.mapping.join import number_digests
 from tablepuppet.mapping.table_mapping import ShardRows
@@ -33,7 +34,7 @@ from tablepuppet.prep.columns.selected import is_public
 from tablepuppet.prep.columns.statistics import KeyFamily, check_family, key_family
 from tablepuppet.prep.columns.values import numbers
 from tablepuppet.prep.encode.encoded_table import EncodedTable, KnownCategories, SealedTable
-from tablepuppet.prep.encode.frame import Frame, Mask
+from tablepuppet.prep.encode.frame import Frame
 from tablepuppet.prep.encode.program import Shapes, check_steps, inverse, run, to_predict
 from tablepuppet.prep.encode.specs import StepSpec
 from tablepuppet.runs.events import Events

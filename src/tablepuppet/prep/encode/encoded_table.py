@@ -10,11 +10,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from tablepuppet.arrays import take
+from tablepuppet.arrays import Mask, take
 from tablepuppet.errors import PartyError
 from tablepuppet.party.allowance import check_memory, check_reply, check_time
 from tablepuppet.pieces import pieces
-from tablepuppet.prep.encode.frame import Mask
 from tablepuppet.privacy.clip import lengths_of
 
 if TYPE_CHECKING:
