@@ -115,6 +115,17 @@ def test_evaluate_and_folds_take_names(orders: tp.Relation) -> None:
     assert {"train_f1", "test_f1"} <= set(folds.column_names)
 
 
+def test_a_search_goes_by_a_name(orders: tp.Relation) -> None:
+    """Candidates are in the order of the metric; one with several figures, or that there is not, is refused."""
+    search = tp.GridSearch(tp.LogisticRegression(), {"l2": [1e-3, 100.0]}, folds=3, metric="brier_score").fit(orders)
+    means = [row["mean_test_brier_score"] for row in search.results_]
+    assert means == sorted(means)
+    assert search.best_score_ == means[0]
+    for metric, message in (("f1_by_class", "several figures"), ("rmse", "no metric of a classifier")):
+        with pytest.raises(tp.LearnError, match=message):
+            tp.GridSearch(tp.LogisticRegression(), {"l2": [1.0]}, metric=metric).fit(orders)
+
+
 @pytest.mark.parametrize(
     ("given", "message"),
     [

@@ -90,6 +90,15 @@ def check(names: Sequence[str], classes: NDArray[Any] | None, threshold: float |
         raise LearnError(f"threshold must be between 0 and 1, not {threshold!r}")
 
 
+def is_error(name: str) -> bool:
+    """Whether less of the metric is better.
+
+    >>> is_error("mean_absolute_error"), is_error("f1"), is_error("pinball_0.9")
+    (True, False, True)
+    """
+    return name in ("log_loss", "rmse", "brier_score") or "_error" in name or name.startswith("pinball_")
+
+
 def _is_pinball(name: object, known: Mapping[str, Any]) -> bool:
     """Whether it is the pinball loss of a quantile between 0 and 1, such as pinball_0.9."""
     try:

@@ -26,6 +26,8 @@ from tablepuppet.learn.learners.learner import Learner
 from tablepuppet.learn.learners.linear import LinearLearner
 from tablepuppet.learn.learners.not_fitted import NotFittedError
 from tablepuppet.learn.loss.measures import Metrics
+from tablepuppet.learn.loss.named_metrics import check as check_metrics
+from tablepuppet.learn.loss.named_metrics import is_error
 from tablepuppet.learn.private.budget_check import approved_epsilons, check_together
 from tablepuppet.learn.selection.folds import (
     CONSTANT,
@@ -63,7 +65,6 @@ from tablepuppet.spelling import class_checked, did_you_mean, names_checked, sho
 from tablepuppet.sql.plan import Plan
 from tablepuppet.wire.in_step import in_step
 
-LOWER_IS_BETTER = ("log_loss", "rmse")
 MEASURES = {True: ("accuracy", "auc", "log_loss"), False: ("rmse", "r2")}  # of learners of classes, of numbers
 LEFT_BY_FIT = ("best_params_", "best_score_", "best_model_", "results_", "metric_")
 MOST = 10_000  # candidates
@@ -164,11 +165,10 @@ class Search(BaseEstimator):  # type: ignore[misc]
     def check(self) -> list[Settings]:
         """The candidates; LearnError if one cannot be, or the metric, before anything is asked."""
         need_learner(self.learner, _kind(self))
-        measures = MEASURES[self.learner.learns_classes]
-        if self.metric is not None and self.metric not in measures:
-            raise LearnError(
-                f"{_kind(self)}: the learner has no metric {self.metric!r}{did_you_mean(str(self.metric), measures)}"
-            )
+        if self.metric is not None:
+            if str(self.metric).endswith("_by_class"):
+                raise LearnError(f"{_kind(self)}: {self.metric!r} is several figures; a search goes by one")
+            check_metrics([self.metric], np.arange(2) if self.learner.learns_classes else None, None)
         known = sorted(self.learner.get_params())
         for name in self._given:
             if name not in known and not is_of_prep(name):
@@ -234,7 +234,7 @@ class Search(BaseEstimator):  # type: ignore[misc]
             "time": self.time,
             "columns": [f"{column.qualified} {column.type}" for column in relation.query.outputs],
             "rows": len(relation),
-        }  # fmt: skip
+        } | ({} if self._measures is None else {"measures": self._measures})  # fmt: skip
 
     def _measure(
         self,
@@ -271,7 +271,7 @@ class Search(BaseEstimator):  # type: ignore[misc]
         learner: Any = self._with(new[0][1])
         if len(new) == 1:
             with one_run(self._named(new[0][1])):
-                found = measured(learner, fold, number)
+                found = measured(learner, fold, number, self._measures)
             scores.put(new[0][0], share, number, found)
             return
         by_l2: dict[float, list[int]] = {}  # a value may be listed twice
@@ -291,6 +291,7 @@ class Search(BaseEstimator):  # type: ignore[misc]
             settings = {name: value for name, value in candidates[place].items() if name != "l2"}
             learner = self._with(candidates[place])
             joins = "l2" in candidates[place] and isinstance(learner, LinearLearner) and learner.goes_along_l2()
+            joins = joins and self._measures is None
             known = next((listed for others, listed in groups if joins and others == settings), None)
             if known is None:
                 groups.append((settings if joins else {"alone": place}, [place]))
@@ -313,6 +314,12 @@ class Search(BaseEstimator):  # type: ignore[misc]
                 row[f"std_{name}"] = float(values.std())
         return row
 
+    @property
+    def _measures(self) -> list[str] | None:
+        """What is measured on every fold; None: what `evaluate` measures by itself."""
+        usual = MEASURES[self.learner.learns_classes]
+        return None if self.metric is None or self.metric in usual else [*usual, self.metric]
+
     def _metric(self, measures: Sequence[str]) -> str:
         """What candidates are compared by."""
         usual = "accuracy" if "accuracy" in measures else "r2"
@@ -330,7 +337,7 @@ class Search(BaseEstimator):  # type: ignore[misc]
         """Candidates, the best first, of equal ones the first; sets ``metric_``."""
         some = next(iter(rows.values()))
         metric = self._metric([name.removeprefix("mean_test_") for name in some if name.startswith("mean_test_")])
-        self.metric_, sign = metric, 1.0 if metric in LOWER_IS_BETTER else -1.0
+        self.metric_, sign = metric, 1.0 if is_error(metric) else -1.0
         places = sorted(rows)
         scores = np.array([sign * rows[place][f"mean_test_{metric}"] for place in places])
         if np.isnan(scores).all():
@@ -378,7 +385,7 @@ class GridSearch(Search):
     """Tries every combination of settings: ``tp.GridSearch(learner, {"l2": [1e-6, 1e-3]}, folds=5).fit(rel)``.
 
     After `fit`: ``best_params_``, ``best_score_``, ``best_model_`` (fitted on the whole relation), and ``results_``, a
-    table with one row per candidate, the best first. ``metric`` is one of those that the learner's `evaluate` gives;
+    table with one row per candidate, the best first. ``metric`` is one of those that the learner's `evaluate` measures;
     accuracy or r2 if none is named. With ``folder`` a search that was stopped goes on where it was.
     """
 
