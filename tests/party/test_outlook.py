@@ -148,10 +148,15 @@ def test_the_commands_of_an_operator(tmp_path: Path) -> None:
     told = ("--with", "shop.another(card BIGINT, price DOUBLE)")
     known = tablepuppet(tmp_path, "party", "check", "party.toml", "--as", "analyst", "--sql", joined, *told)
     assert (known.returncode, "FROM cards AS cards JOINED BY card" in known.stdout) == (0, True), known.stdout
+    dated = ("--sql", "SELECT town FROM cards WHERE day < $before", "--param", "before=3")
+    given = tablepuppet(tmp_path, "party", "check", "party.toml", "--as", "analyst", *dated)
+    assert (given.returncode, "WHERE (day < 3)" in given.stdout) == (0, True), given.stdout
     misused = tablepuppet(tmp_path, "party", "check", "party.toml", "--sql", "SELECT town FROM cards")
     assert (misused.returncode, "--sql goes with --as" in misused.stderr) == (1, True)
     with pytest.raises(tp.ConfigError, match="--with goes with --sql"):
         check(file, caller="analyst", others=["sold(id BIGINT)"])
+    with pytest.raises(tp.ConfigError, match="--param goes with --sql"):
+        check(file, caller="analyst", param=["before=3"])
     with pytest.raises(tp.ConfigError, match="--diff compares files"):
         check(file, caller="analyst", diff=True)
     with pytest.raises(tp.ConfigError, match="--until and --deny are for a job"):

@@ -14,6 +14,7 @@ from tablepuppet.cli.app import LEARN, LOOK, OPERATE, App
 from tablepuppet.cli.keys import certs, keys
 from tablepuppet.cli.output import (
     JsonOption,
+    ParamOption,
     Screen,
     check_output,
     param_values,
@@ -70,10 +71,6 @@ CategoricalOption = Annotated[
     list[str] | None, typer.Option(help="A column of numbers to treat as categories; may repeat.")
 ]
 DropOption = Annotated[list[str] | None, typer.Option(help="A selected column to leave out; may repeat.")]
-ParamOption = Annotated[
-    list[str] | None,
-    typer.Option(help="NAME=VALUE of $NAME in the SQL, such as since=2024-01-01; may repeat.", show_default=False),
-]
 
 
 @app.command(rich_help_panel=LOOK)

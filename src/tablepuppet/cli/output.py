@@ -25,6 +25,10 @@ if TYPE_CHECKING:  # loaded when a command prints: `--version` needs none of it
     import pyarrow as pa
     from rich.console import Console
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON for programs instead of text for people.")]
+ParamOption = Annotated[
+    list[str] | None,
+    typer.Option(help="NAME=VALUE of $NAME in the SQL, such as since=2024-01-01; may repeat.", show_default=False),
+]
 PIPED_WIDTH = 120
 
 

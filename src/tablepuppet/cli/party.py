@@ -12,7 +12,7 @@ import typer
 
 from tablepuppet.cli.app import App
 from tablepuppet.cli.complaint import complain
-from tablepuppet.cli.output import JsonOption, print_json, print_text, results_console
+from tablepuppet.cli.output import JsonOption, ParamOption, param_values, print_json, print_text, results_console
 from tablepuppet.cli.party_report import (
     counted,
     print_columns,
@@ -49,6 +49,7 @@ def check(
             "--with", help="A table of another party that --sql joins, such as 'orders(id BIGINT, price DOUBLE)'."
         ),
     ] = None,
+    param: ParamOption = None,
     diff: Annotated[
         bool, typer.Option("--diff", help="Print what the file says otherwise than the party that is being served.")
     ] = False,
@@ -66,6 +67,8 @@ def check(
         raise ConfigError("--sql goes with --as: say who would ask, such as --as analyst")
     if others and sql is None:
         raise ConfigError("--with goes with --sql: it says what tables of other parties a query joins")
+    if param and sql is None:
+        raise ConfigError("--param goes with --sql: it has the values of its parameters")
     if diff:
         if caller is not None:
             raise ConfigError("--diff compares files, for all callers: leave out --as")
@@ -73,7 +76,7 @@ def check(
         return
     found = inspect(file)
     if caller is not None:
-        print_outlook(file, found, caller, sql, others or [], as_json)
+        print_outlook(file, found, caller, sql, others or [], param_values(param), as_json)
         return
     if as_json:
         print_json(msgspec.to_builtins(found))

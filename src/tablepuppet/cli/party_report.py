@@ -13,7 +13,8 @@ from tablepuppet.errors import QueryError, plain_text
 from tablepuppet.runs.figures import number
 
 if TYPE_CHECKING:  # a command loads what it needs
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
+    from typing import Any
 
     from rich.console import Console
 
@@ -115,7 +116,13 @@ def _deliveries(table: TableReport) -> list[str]:
 
 
 def print_outlook(
-    file: Path, report: PartyReport, caller: str, sql: str | None, others: Sequence[str], as_json: bool
+    file: Path,
+    report: PartyReport,
+    caller: str,
+    sql: str | None,
+    others: Sequence[str],
+    params: Mapping[str, Any],
+    as_json: bool,
 ) -> None:
     """Print what a caller could learn and ask for; ends with 1 if a query would be refused."""
     import msgspec
@@ -123,7 +130,7 @@ def print_outlook(
     from tablepuppet.cli.output import sql_text
     from tablepuppet.party.outlook import outlook
 
-    found = outlook(file, report, caller, None if sql is None else sql_text(sql), others)
+    found = outlook(file, report, caller, None if sql is None else sql_text(sql), others, params)
     if as_json:
         print_json(msgspec.to_builtins(found))
     else:

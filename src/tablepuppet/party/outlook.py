@@ -28,6 +28,7 @@ from tablepuppet.party.service import Party
 from tablepuppet.party.state import check_ledger
 from tablepuppet.sql.catalog import Catalog, Shard
 from tablepuppet.sql.dialect import AsWritten
+from tablepuppet.sql.parameters import Parameters
 from tablepuppet.sql.parse import parse
 from tablepuppet.sql.plan import plan, text_of
 from tablepuppet.sql.quiet_duckdb import scratch
@@ -80,11 +81,13 @@ class Outlook(msgspec.Struct, frozen=True):
 
 
 def outlook(
-    path: Path, report: PartyReport, caller: str, sql: str | None = None, others: Sequence[str] = ()
-) -> Outlook:
+    path: Path, report: PartyReport, caller: str, sql: str | None = None, others: Sequence[str] = (),
+    params: Parameters | None = None,
+) -> Outlook:  # fmt: skip
     """What a caller could learn from the party of a file, and ask it for; ``report`` is what `inspect` found.
 
-    ``others`` are tables of other parties that a query joins, as `stated_table` reads them.
+    ``others`` are tables of other parties that a query joins, as `stated_table` reads them, ``params`` the values of
+    its parameters.
     """
     settings = PartyFile.load(path)
     elsewhere = [stated_table(text) for text in others]
@@ -108,7 +111,7 @@ def outlook(
         tables,
         _budgets(settings, tables, caller, state),
         limits,
-        None if sql is None else _tried(settings, caller, sql, elsewhere, used),
+        None if sql is None else _tried(settings, caller, sql, elsewhere, params, used),
     )
 
 
@@ -155,7 +158,9 @@ def stated_table(text: str) -> Shard:
     return Shard(made.this.db or ANOTHER, made.this.name, columns, rows=0)
 
 
-def _tried(settings: PartyFile, caller: str, sql: str, elsewhere: Sequence[Shard], used: Counters) -> QueryReport:
+def _tried(
+    settings: PartyFile, caller: str, sql: str, elsewhere: Sequence[Shard], params: Parameters | None, used: Counters
+) -> QueryReport:
     """Whether this party would open its part of a query. Nothing is read, counted or written."""
     policy = settings.policy()
     tables = {name: replace(rules, require_approval=False) for name, rules in policy.tables.items()}
@@ -164,7 +169,7 @@ def _tried(settings: PartyFile, caller: str, sql: str, elsewhere: Sequence[Shard
     try:
         party = Party(settings.name, open_published(settings), b"", policy)
         catalog = Catalog([*party.describe(caller), *elsewhere])
-        scans = plan(parse(sql, catalog), catalog).of_party(settings.name)
+        scans = plan(parse(sql, catalog, params=params), catalog).of_party(settings.name)
         reads = [text_of(scan) for scan in scans]
         grants = Guard(settings.name, policy, counters=used).open(caller, scans)
     except TablePuppetError as error:
