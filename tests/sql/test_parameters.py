@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from datetime import date, datetime, timedelta
+from datetime import UTC, date, datetime, timedelta, tzinfo
 from decimal import Decimal
+from enum import Enum
 from typing import Any
 from uuid import UUID
 
 import duckdb
 import numpy as np
+import pandas as pd
 import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
@@ -59,6 +61,68 @@ def test_a_value_is_what_duckdb_binds(orders: Any, case: tuple[str, Any]) -> Non
     assert len(relation) == len(found)
 
 
+class Word(str, Enum):  # noqa: UP042 - a StrEnum prints its value
+    """Its members print as ``Word.THIRD``."""
+
+    THIRD = "it's 3"
+
+
+class Digit(int, Enum):
+    """Its members print as ``Digit.TWO``."""
+
+    TWO = 2
+
+
+class Share(float, Enum):
+    """Its members print as ``<Share.HALF: 0.5>``."""
+
+    HALF = 0.5
+
+
+class Sly(int):
+    """A number that prints as a condition."""
+
+    def __repr__(self) -> str:
+        return "0 OR TRUE"
+
+    __str__ = __repr__
+
+
+class Nowhere(tzinfo):
+    """A zone that knows no offset: a time stamp with it is a naive one."""
+
+    def utcoffset(self, _: datetime | None) -> None:
+        return None
+
+    dst = tzname = utcoffset
+
+
+@pytest.mark.parametrize(
+    ("condition", "value", "plain"),
+    [
+        ("s = $p", Word.THIRD, "'it''s 3'"),
+        ("i = $p", Digit.TWO, "2"),
+        ("i = $p", Sly(7), "7"),
+        ("x = $p", Share.HALF, "CAST('0.5' AS DOUBLE)"),
+        ("t = $p", np.datetime64("2024-01-02T03", "ns"), "CAST('2024-01-02 03:00:00' AS TIMESTAMP)"),
+        ("t = $p", np.datetime64("2024-01-02T03"), "CAST('2024-01-02 03:00:00' AS TIMESTAMP)"),
+        ("t = $p", pd.Timestamp("2024-01-02 03:00"), "CAST('2024-01-02 03:00:00' AS TIMESTAMP)"),
+        ("t = $p", datetime(2024, 1, 2, 3, tzinfo=Nowhere()), "CAST('2024-01-02 03:00:00' AS TIMESTAMP)"),
+        ("t = $p", datetime(2024, 1, 2, 3, tzinfo=UTC), "CAST('2024-01-02 03:00:00+00:00' AS TIMESTAMPTZ)"),
+        ("t = $p", pd.NaT, "NULL"),
+        ("t IN ($p)", np.array(["2024-01-02T03"], "M8[ns]"), "CAST('2024-01-02 03:00:00' AS TIMESTAMP)"),
+    ],
+)
+def test_a_value_is_that_of_its_type_whatever_its_class_prints(
+    orders: Any, condition: str, value: Any, plain: str
+) -> None:
+    """Members of enumerations are their values, a time of NumPy or pandas is a time; no text of a class is read."""
+    _, fed = orders
+    query = fed.sql(f"SELECT i FROM orders WHERE {condition}", params={"p": value}).query
+    same = fed.sql(f"SELECT i FROM orders WHERE {condition.replace('$p', plain)}").query
+    assert query.branches[0].filters["orders"] == same.branches[0].filters["orders"]
+
+
 def test_lists_stand_after_in(orders: Any) -> None:
     """A list is the values of IN, beside others or by itself, of any type."""
     _, fed = orders
@@ -93,6 +157,11 @@ def test_values_are_in_the_plan_like_literals(orders: Any) -> None:
         ("s > $n AND i", {"n": "a"}, "a condition must be true or false", "i"),
         ("b AND $n", {"n": 7}, "a condition must be true or false", "$n"),
         ("s = $n", {"n": "a\0"}, "$n is str", "$n"),
+        ("s = $n", {"n": "a\ud800"}, "$n is str", "$n"),
+        ("i > $n", {"n": np.timedelta64(5, "ns")}, "$n is timedelta64", "$n"),
+        ("t > $n", {"n": np.datetime64(1, "ns")}, "$n is datetime64", "$n"),
+        ("t > $n", {"n": np.datetime64(10**12, "s")}, "$n is datetime64", "$n"),
+        ("t > $n", {"n": pd.Timestamp(1)}, "$n is Timestamp", "$n"),
     ],
 )
 def test_a_wrong_parameter_is_named(

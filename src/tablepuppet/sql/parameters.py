@@ -7,6 +7,7 @@ QueryError that underlines the name. What follows sees values as if they had bee
 from __future__ import annotations
 
 import datetime
+import re
 from collections.abc import Iterable, Mapping
 from decimal import Decimal
 from typing import Any
@@ -66,8 +67,8 @@ def _name(place: exp.Placeholder, sql: SqlText) -> str:
 
 def _values(given: Any, place: exp.Placeholder, sql: SqlText) -> list[exp.Expr]:
     """The literal of a value; of a list after IN, that of each of its values."""
-    listed = given.tolist() if isinstance(given, np.ndarray) else given
-    is_list = isinstance(listed, list | tuple | set | frozenset)
+    listed = given[()] if isinstance(given, np.ndarray) else given
+    is_list = isinstance(listed, list | tuple | set | frozenset | np.ndarray)
     if is_list and (not isinstance(place.parent, exp.In) or place.arg_key != "expressions"):
         raise sql.error(f"${place.this} is a list: write it as IN (${place.this}), or give one value", place)
     each: Iterable[Any] = listed if is_list else [listed]
@@ -81,30 +82,58 @@ def _values(given: Any, place: exp.Placeholder, sql: SqlText) -> list[exp.Expr]:
 
 
 def _literal(value: Any) -> exp.Expr | None:
-    """The typed literal of a value; None if there is none."""
-    value = value.item() if isinstance(value, np.generic) else value
+    """The typed literal of a value; None if there is none.
+
+    A value of a subclass, such as a member of an enumeration, is that of its base: what its class prints is no SQL.
+    """
+    value = _plain(value) if isinstance(value, np.generic) else value
     match value:
         case None:
             return exp.Null()
         case bool():
             return exp.Boolean(this=value)
         case int():
-            return _number(str(value)) if abs(value) < WHOLE else None
+            return _number(int.__repr__(value)) if abs(int.__int__(value)) < WHOLE else None
         case float():
-            return _cast(repr(value), "DOUBLE")
+            return _cast(float.__repr__(value), "DOUBLE")
         case Decimal():
-            return _decimal(value) if value.is_finite() else None
+            return _decimal(Decimal(value)) if value.is_finite() else None
         case str():
-            return None if "\0" in value else exp.Literal.string(value)
+            return _text(str.__str__(value))
         case datetime.datetime():  # before date, which it is too
-            return _cast(value.isoformat(" "), "TIMESTAMP" if value.tzinfo is None else "TIMESTAMPTZ")
+            return _time_stamp(value)
         case datetime.date():
-            return _cast(value.isoformat(), "DATE")
+            return _cast(datetime.date.isoformat(value), "DATE")
         case datetime.time() if value.tzinfo is None:
-            return _cast(value.isoformat(), "TIME")
+            return _cast(datetime.time.isoformat(value), "TIME")
         case UUID():
             return _cast(str(value), "UUID")
     return None
+
+
+def _plain(value: np.generic) -> Any:
+    """NumPy's value as Python's, or itself: numbers that NumPy has for a time are none."""
+    if not isinstance(value, np.datetime64 | np.timedelta64):
+        return value.item()
+    same = value.astype("datetime64[us]") if isinstance(value, np.datetime64) and value.dtype != "M8[D]" else value
+    found = same.item()
+    if isinstance(value, np.timedelta64) or isinstance(found, int) or not (np.isnat(value) or same == value):
+        return value
+    return found
+
+
+def _text(value: str) -> exp.Expr | None:
+    """A text; None if no database holds it: with a zero, or half of a pair of surrogates."""
+    return None if re.search("[\0\ud800-\udfff]", value) else exp.Literal.string(value)
+
+
+def _time_stamp(value: datetime.datetime) -> exp.Expr | None:
+    """A time stamp; None if it has nanoseconds, as those of pandas may, which also has one that is no time."""
+    if value != value:
+        return exp.Null()
+    if getattr(value, "nanosecond", 0):
+        return None
+    return _cast(datetime.datetime.isoformat(value, " "), "TIMESTAMP" if value.utcoffset() is None else "TIMESTAMPTZ")
 
 
 def _number(digits: str) -> exp.Expr:
