@@ -219,6 +219,27 @@ def test_what_follows_from_a_gram_matrix(tmp_path: Path, missing: int) -> None:
     assert found[1, 2] == (60 - missing) / 2
 
 
+@pytest.mark.parametrize(("differ", "is_told"), [(2, False), (0, True), (7, True)])
+def test_nested_rows_of_a_category_in_a_gram_matrix(tmp_path: Path, differ: int, is_told: bool) -> None:
+    """So it is within a category: numbers that enough rows of it lack, and one more of which few more rows of it do,
+    though enough of all rows, would tell how many these are; a product with a third column would tell its number there.
+    """
+    lacking = [None] * 8 + [1.0] * 22
+    z: list[Any] = [*lacking, *lacking]
+    s: list[Any] = [*z[: 30 - differ], *[None] * differ, *z[30:53], *[None] * 7]
+    cells: dict[str, list[Any]] = {"x": [n / 7 for n in range(60)], "t": ["a"] * 30 + ["b"] * 30, "z": z, "s": s}
+    found = gram_of(tmp_path / "one", cells, ["z", "s"], categories=[("t", "text")])
+    assert sorted(found[0, 2:].tolist()) == [22, 22]
+    assert (sorted(found[1, 2:].tolist()) == sorted([22 - differ, 15])) == is_told
+    steps = [Product(("x", "z"), "xz"), Product(("x", "s"), "xs")]
+    shape = {"means": np.zeros(5), "scales": np.ones(5), "categories": [("t", "text")]}
+    of_x = gram_of(tmp_path / "x", cells, ["x", "z", "s"], steps=steps, **shape)
+    sums = [sum(n / 7 for n in range(30) if of[n] is not None) for of in (z, s)]
+    by_category = [[any(abs(each - one) < 1e-9 for each in of_x[number, 5:]) for one in sums] for number in (3, 4)]
+    assert by_category[0][0]
+    assert by_category[1][1] == is_told
+
+
 def check_groups(party: World, number: str, by: str, known: dict[bytes, float], missing: float) -> None:
     """Groups, the rows of a group without a number, and the rows with a number in no group."""
     [sums] = ask(party, "statistics.numbers", columns=[number])["sums"]

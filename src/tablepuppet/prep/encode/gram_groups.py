@@ -8,7 +8,7 @@ what they converge to.
 An entry of two categories is a number of rows, one of a category and a number the sum over its rows, and one of two
 flags counts those that have both. A number that is missing in some rows is a flag too: whoever scales it by a large
 number has made it one. Entries of the rows without a category, or without a flag, follow from others, and so do
-differences of the sums of a column over the rows of two flags (pair_groups.py).
+differences of the sums of a column, or of the rows of a category, over the rows of two flags (pair_groups.py).
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from tablepuppet.arrays import Array, Counts, Mask
 from tablepuppet.party.allowance import check_time
-from tablepuppet.prep.columns.pair_groups import Patterns
+from tablepuppet.prep.columns.pair_groups import Patterns, released_by_group
 from tablepuppet.prep.encode.encoded_table import EncodedTable, sums_by_code
 from tablepuppet.privacy.clip import blocks
 
@@ -44,14 +44,18 @@ def fewest_rows(data: EncodedTable, firsts: Mask, least: int) -> Counts:
         own, both = own + there.sum(axis=0), both + there.T @ there
         for found, codes, size in zip(by_code, data.codes, data.sizes, strict=True):
             found += sums_by_code(codes[block][firsts[block]] % (size + 1), size + 1, there)
-    released = Patterns.of([partial(np.asarray, each) for each in apart], firsts, least).released
+    present = [partial(np.asarray, each) for each in apart]
+    released = Patterns.of(present, firsts, least).released
     released = released & released[0] & released[0][:, None]  # sums over all rows tell of those that have no flag too
     numbers = np.where(released, _fewest_of_flags(own, both), 1)[np.ix_(place, place)]
     columns, width = len(place), len(place) + len(data.sizes)
     found = np.full((width, width), NONE)
     found[:columns, :columns] = numbers
-    for i, counts in enumerate(by_code):
-        line = np.minimum(_least(counts), _least(counts[:, :1] - counts))[place]
+    with_codes = released_by_group(
+        present, [c % (n + 1) for c, n in zip(data.codes, data.sizes, strict=True)], firsts, least
+    )
+    for i, (counts, told) in enumerate(zip(by_code, with_codes, strict=True)):
+        line = np.where(told, np.minimum(_least(counts), _least(counts[:, :1] - counts)), 1)[place]
         found[columns + i, :columns] = found[:columns, columns + i] = line
         for j in range(i):
             check_time()
