@@ -105,7 +105,7 @@ def test_a_query_with_tables_of_others_is_judged_for_its_own_part(
 
 
 @pytest.mark.parametrize(
-    "text", ["sold", "sold(id)", "sold(id BIGINT) AS SELECT 1", "sold(id NOTYPE)", "", "a b(c INT)"]
+    "text", ["sold", "sold(id)", "sold(id BIGINT) AS SELECT 1", "sold(id NOTYPE)", "", "a b(c INT)", "a(b INT, B TEXT)"]
 )
 def test_tables_of_others_are_names_and_types(text: str) -> None:
     """Anything else is an error that shows how to write them."""

@@ -148,13 +148,16 @@ def stated_table(text: str) -> Shard:
             or not all(isinstance(each, exp.ColumnDef) for each in made.expressions)
         ):
             raise SqlglotError("it has other words")
+        names = [each.name for each in made.expressions]
+        if len({name.lower() for name in names}) < len(names):
+            raise SqlglotError("a column is listed twice")
         types = ", ".join(f"CAST(NULL AS {each.kind.sql(AsWritten)})" for each in made.expressions)
         with scratch() as connection:
             kinds = map(str, connection.sql(f"SELECT {types}").types)
     except (SqlglotError, duckdb.Error, AttributeError):
         example = "--with 'shop.orders(customer_id BIGINT, amount DOUBLE)'"
         raise ConfigError(f"--with {text!r}: name a table, its columns and their types, as in {example}") from None
-    columns = dict(zip((each.name for each in made.expressions), kinds, strict=True))
+    columns = dict(zip(names, kinds, strict=True))
     return Shard(made.this.db or ANOTHER, made.this.name, columns, rows=0)
 
 
