@@ -80,7 +80,7 @@ def test_models_are_not_pickled(fed: tp.Federation, relation: Any, model: Any) -
 def test_attributes_of_others(fed: tp.Federation, relation: Any, model: Any) -> None:
     """An AttributeError that says what to write here; other errors of attributes stay as they are."""
     for thing, name, told in (
-        (model, "score", r"model\.evaluate\(relation\)"),
+        (model, "test", r"model\.evaluate\(relation\)"),
         (model, "n_iter_", r"model\.history_"),
         (relation, "shape", r"len\(rel\), rel\.columns"),
         (relation, "head", r"rel\.describe\(\)"),

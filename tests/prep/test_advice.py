@@ -488,6 +488,7 @@ def test_what_is_advised_returns_what_was_asked_for(shop: Shop, case: Advice) ->
 WARNING = "a warning: the column is left out, and the query goes on"
 OWN_REQUEST = "an analyst's own request, which this package does not write so"
 OTHERS = {
+    "bounds and max_times are for noise: set privacy=": "as in tests/learn/test_advice.py",
     "divide it by a number in SELECT, or filter them in WHERE": "followed in tests/prep/test_histogram_extremes.py",
     "shift it towards 0, or multiply it, in SELECT": "followed in tests/prep/test_histogram_extremes.py",
     "name up to {} categories by digests of 16 bytes": OWN_REQUEST,

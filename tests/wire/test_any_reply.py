@@ -71,10 +71,10 @@ def replies_of(world: World, use: str) -> list[Asked]:
     """Every op's first reply in a use, as it is checked."""
     found: dict[str, Asked] = {}
 
-    def recording(*arguments: Any) -> None:
-        check_reply(*arguments)
-        if arguments[4]:
-            found.setdefault(arguments[2], Asked(use, arguments))
+    def recording(party: str, where: str, op: str, returns: Any, reply: Any, asked: Any) -> None:
+        check_reply(party, where, op, returns, reply, asked)
+        if reply:
+            found.setdefault(op, Asked(use, (party, where, op, returns, reply, asked)))
 
     patches = [mock.patch.object(module, "check_reply", recording) for module in CHECKED_BY]
     with patches[0], patches[1], patches[2]:

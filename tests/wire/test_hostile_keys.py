@@ -155,6 +155,22 @@ def test_nonces_are_few_and_recent(monkeypatch: pytest.MonkeyPatch) -> None:
     assert len(openings._nonces["a"]) == MOST_NONCES
 
 
+def test_an_opening_without_an_answer_may_come_again() -> None:
+    """One that the machine had no room for has used up nothing; once it was answered, nothing is given back."""
+    openings = Openings("bank")
+    nonce = [openings.issue("a")]
+    openings.use("a", "s", nonce, blinds=True, again=False)
+    with pytest.raises(tp.PrivacyError):
+        openings.check("a", "s", nonce, blinds=True)
+    openings.give_back("a", "s")
+    openings.use("a", "s", nonce, blinds=True, again=False)
+    openings.settle("a", "s")
+    openings.give_back("a", "s")
+    for name in ("s", "t"):
+        with pytest.raises(tp.PrivacyError):
+            openings.check("a", name, nonce, blinds=True)
+
+
 # Sessions
 
 

@@ -42,6 +42,7 @@ class Openings:
         self._party, self._secret = party, secrets.token_bytes(32)
         self._nonces: dict[str, Names] = {}
         self._names: dict[str, Names] = {}
+        self._unanswered: dict[tuple[str, str], list[bytes]] = {}  # nonces of openings, until they are settled
         self._lock = threading.Lock()
 
     def issue(self, caller: str) -> str:
@@ -63,9 +64,28 @@ class Openings:
             if not again:
                 self._check(caller, session, nonces, blinds=blinds)
             held = self._nonces.get(caller, {})
-            for nonce in nonces:
-                held.pop(_mark(nonce), None)
+            taken = [mark for mark in map(_mark, nonces) if held.pop(mark, None) is not None]
             _add(self._names.setdefault(caller, {}), _mark(session), MOST_NAMES)
+            if not again:
+                self._unanswered[caller, session] = taken
+
+    def settle(self, caller: str, session: str) -> None:
+        """An opening was answered, or ended for good: its name and nonce stay used up."""
+        with self._lock:
+            self._unanswered.pop((caller, session), None)
+
+    def give_back(self, caller: str, session: str) -> None:
+        """Let an opening come again that used up name and nonce, and that the machine had no room to answer.
+
+        Nothing is given back of a name that was used before: then this opening has used up nothing.
+        """
+        with self._lock:
+            taken = self._unanswered.pop((caller, session), None)
+            if taken is None:
+                return
+            self._names.get(caller, {}).pop(_mark(session), None)
+            for mark in taken:
+                _add(self._nonces.setdefault(caller, {}), mark, MOST_NONCES)
 
     def _check(self, caller: str, session: str, nonces: Collection[str], *, blinds: bool) -> None:
         if _mark(session) in self._names.get(caller, {}):

@@ -546,8 +546,17 @@ class Party:
         """Whether it has the secret of a model's categories: from the saved model, or by a key of the same mark."""
         return blinding in self._category_secrets or key == self.key_mark
 
+    def settle_opening(self, caller: str, session: str) -> None:
+        """A session was opened, and its caller is told: its name is used up."""
+        self._openings.settle(caller, session)
+
+    def give_back_opening(self, caller: str, session: str) -> None:
+        """Let a session open again under its name that the machine had no room to open, before its caller was told."""
+        self._openings.give_back(caller, session)
+
     def close(self, caller: str, session: str) -> None:
         """Free everything that a session holds, the parts of its models too."""
+        self.settle_opening(caller, session)
         with self._lock:
             tables = self._sessions.pop((caller, session), {})
         for table in tables.values():

@@ -172,10 +172,14 @@ class Desk:
             line.reply = None  # whoever sends the next request has it
             self.party.hold_reply(*key, 0)
             line.reply = self._computed(key, request, start=start, is_abandoned=line.is_abandoned)
-        except TablePuppetError:
+        except TablePuppetError as error:
             if request.verb == "open" and line.done < 0:  # nothing was opened: the caller may try again
+                if may_pass(error):
+                    self.party.give_back_opening(*key)
                 self.close(key, "refused")
             raise
+        if request.verb == "open":
+            self.party.settle_opening(*key)
         line.done, line.used = request.sequence, time.monotonic()
         return line.reply
 

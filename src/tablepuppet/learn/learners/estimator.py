@@ -42,7 +42,7 @@ DRAWN = "best_round_ classes_ converged_ intercept_ n_features_in_ parties_ solv
 
 
 ELSEWHERE = {  # what users of scikit-learn, Keras and torch try
-    **dict.fromkeys(("score", "test"), "model.evaluate(relation) gives all metrics"),
+    "test": "model.evaluate(relation) gives all metrics",
     **dict.fromkeys(("fit_predict", "train"), "model.fit(relation), then model.predict(relation)"),
     "predict_log_proba": "write np.log(model.predict_proba(relation)), of a classifier",
     "decision_function": "write np.log(p[:, 1] / p[:, 0]) of two classes, with p = model.predict_proba(relation)",
