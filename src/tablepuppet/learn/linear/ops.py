@@ -115,7 +115,7 @@ class Turn(NoisyUpdate):
         return self.facts(part)
 
     def at_party(self, part: TableParameters, rows: HeldRows) -> Facts:
-        """The same, after a check of what was sent: noise is charged when the gradient is computed."""
+        """`take`, once what was sent is checked: noise is charged when the gradient is computed."""
         ridge_of(part)
         _check_fit(part, rows, self.curvature)
         self._solve(part, *rows.gradient(part))
