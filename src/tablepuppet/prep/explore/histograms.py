@@ -212,12 +212,14 @@ def _count(
         by_bins.setdefault(len(edges[column.name]), []).append(column)
     asked = [AskedColumns(client, "statistics.bins", listed, ranges) for listed in by_bins.values()]
     counts = {name: found for each in asked for name, found in each.read("counts").items()}
-    return {
-        column.name: Histogram(
-            column, edges[column.name], np.sum(counts[column.name], axis=0), known[column.name].missing, exact=True
-        )
-        for column in columns
-    }
+    drawn = {}
+    for column in columns:
+        ends, most = edges[column.name], known[column.name].maximum
+        if ends[-1] > most + 1:  # the last bin of whole numbers has room for some beyond the greatest
+            ends = np.append(ends[:-1], most + 0.5)
+        missing = known[column.name].missing
+        drawn[column.name] = Histogram(column, ends, np.sum(counts[column.name], axis=0), missing, exact=True)
+    return drawn
 
 
 def has_bins(column: OutputColumn, known: NumberSummary, bins: int) -> bool:

@@ -117,7 +117,7 @@ def _exactly(client: Client, query: Query, max_categories: int, events: Events) 
     known = NumberStatistics(client, [column for column in columns if is_number(column)], shape=True)
     sent, ids = SentColumns(client), NumberIds(client, _numbers(query))
     asked = {
-        column.name: CategoryStatistics(client, column, client.new_name(), max_categories)
+        column.name: CategoryStatistics(client, column, client.new_name(), max_categories, ties=True)
         for column in columns
         if is_category(column, query.categorical)
     }
@@ -161,7 +161,9 @@ def _without_numbers(client: Client, query: Query) -> dict[str, Against]:
 
 
 def _most_frequent(found: CategorySummary) -> NDArray[np.intp]:
-    return np.argsort(-found.weights, kind="stable")[:SHOWN]
+    """Their places; of public columns, equally frequent ones have the same order in every profile."""
+    ties = found.ties if len(found.ties) else np.zeros(len(found.weights), np.uint64)
+    return np.lexsort((ties, -found.weights))[:SHOWN]
 
 
 def _ask_names(
