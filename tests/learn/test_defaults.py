@@ -29,12 +29,15 @@ def linear(task: str, **settings: Any) -> Any:
 @pytest.mark.parametrize("task", list(LABELS))
 @pytest.mark.parametrize("shards", [1, 2])
 def test_sgd_ends_where_lbfgs_does(tmp_path: Path, task: str, shards: int) -> None:
-    """The objective is within 0.5 %, or 0.001, over joins with duplicates, correlated columns and rare categories."""
+    """The objective is within 0.5 %, or 0.001, over joins with duplicates, correlated columns and rare categories.
+
+    It says that it is near the optimum, and not that it has converged: it has not, to what this means for others.
+    """
     relation = synthetic(tp.Federation(write_synthetic(tmp_path, Shape(1500, shards))), task)
     best = objective(linear(task).fit(relation), relation)
     model = linear(task, solver="sgd").fit(relation)
     assert objective(model, relation) <= max(1.005 * best, best + 0.001)
-    assert model.stopped_ == "converged"
+    assert (model.stopped_, model.converged_) == ("near the optimum", False)
 
 
 def test_sgd_stands_rows_far_from_all_others(tmp_path: Path) -> None:
@@ -69,7 +72,7 @@ def test_a_fit_that_stops_short_says_so(tmp_path: Path, settings: dict[str, Any]
     assert "set rounds above" in warning.message
 
 
-def test_a_fit_that_has_converged_does_not_warn(tmp_path: Path) -> None:
+def test_a_fit_that_has_converged_or_nearly_does_not_warn(tmp_path: Path) -> None:
     """Neither by lbfgs nor by sgd."""
     relation = synthetic(tp.Federation(write_synthetic(tmp_path, Shape(1000))), "regression")
     seen: list[Event] = []

@@ -27,7 +27,7 @@ from tests.learn.materialised import (
     solved,
     theta_of,
 )
-from tests.relations import federation, record_wire
+from tests.relations import collect_garbage, federation, record_wire
 
 TASKS: dict[str, int | None] = {"paid": None, "returned": 2, "grade": 4}
 KEYS = {
@@ -414,6 +414,7 @@ def test_very_many_classes(tmp_path: Path) -> None:
 def test_settings_out_of_range(odd: tp.Federation, settings: dict[str, Any], told: str) -> None:
     """Refused before anything is asked of a party, with what would be allowed."""
     relation = odd.sql(f"SELECT l.x, r.z {ODD}", label="x")
+    collect_garbage()  # relations of other tests close their sessions now, not below
     before = total(odd)
     with pytest.raises(tp.LearnError) as caught:
         tp.LinearRegression(**settings).fit(relation)

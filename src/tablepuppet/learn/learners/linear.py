@@ -18,7 +18,7 @@ from tablepuppet.learn.learners.tasks import Classifier, Regressor
 from tablepuppet.learn.learners.validation import Watched, add_intercept
 from tablepuppet.learn.learners.watch import Watch
 from tablepuppet.learn.linear.consensus import CONSENSUS_TOL, Inner
-from tablepuppet.learn.linear.descent import CHECKS, Descent, Rule, sgd_has_converged
+from tablepuppet.learn.linear.descent import CHECKS, Descent, Rule, where_sgd_ended
 from tablepuppet.learn.linear.gradient_rule import GradientRule
 from tablepuppet.learn.linear.model import LinearModel, by_column
 from tablepuppet.learn.loss.joined_loss import JoinedLoss
@@ -189,7 +189,7 @@ class LinearLearner(SolverLearner):
             costs = Costs(Cost(2, 1), Cost(2, solver.inner_trips + 1))
             allowed = RoundAllowance([(model.lou.client, model.tables, costs)]).most_rounds()
             checks = CHECKS if allowed is None else min(CHECKS, allowed)
-            self.converged_ = sgd_has_converged(
+            self.converged_, watch.is_near = where_sgd_ended(
                 model, loss, intercept, checks, self._tolerance(), keeps=watch.ends_with_last_round
             )
         return intercept

@@ -19,9 +19,10 @@ from tablepuppet.runs.events import RoundRecord
 from tablepuppet.runs.figures import metric, metric_name, readable
 
 CONVERGED, EARLY, USED_UP, LOST, STUCK = "converged", "early stop", "rounds used up", "party lost", "no step gains"
+CLOSE_BY = "near the optimum"  # of sgd: its rounds are used up, and more would gain next to nothing
 STATES = {
     CONVERGED: "converged", EARLY: "stopped early", USED_UP: "not converged", LOST: "nothing to gain without the lost",
-    STUCK: "not converged",
+    STUCK: "not converged", CLOSE_BY: CLOSE_BY,
 }  # fmt: skip
 
 
@@ -51,6 +52,7 @@ class Watch:
         self.learner, self.relation, self.loss, self.validation = learner, relation, loss, validation
         self.prepared = prepared
         self._stopped = USED_UP
+        self.is_near = False  # whether the last round is known to be near the optimum, though it has not converged
         self.restart()
 
     def restart(self) -> None:
@@ -168,6 +170,8 @@ class Watch:
             learner.converged_ = True  # the validation loss no longer falls
         if lost and (learner.converged_ or (self._stopped in (USED_UP, STUCK) and rounds < learner.most_rounds)):
             learner.converged_, self._stopped = False, LOST
+        elif self.is_near and self._stopped == USED_UP:
+            self._stopped = CLOSE_BY
         learner.stopped_ = CONVERGED if learner.converged_ else self._stopped
         learner.best_round_ = rounds
         for entry in learner.history_[-1:]:

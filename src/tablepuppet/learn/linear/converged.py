@@ -25,7 +25,7 @@ PERFECT = 1e-10  # share of the first objective below which an objective counts 
 FLATTEST = 1e9  # directions that are flatter are not identified by the data
 DEPENDENT = 1e-9  # eigenvalue of the scaled Hessian below which directions of the plane depend on each other
 APART = 1e-6  # of the squares that are added up to <d, M d>: directions that depend on each other leave about 1e-12
-CLOSE, NEAR = 2e-3, 5e-4  # of sgd, whose steps are noisy: what may be left of the objective; of any log loss
+CLOSE, NEAR = 2e-3, 5e-4  # what sgd may leave of the objective, and of any log loss, to end near the optimum
 
 
 @dataclass(frozen=True)

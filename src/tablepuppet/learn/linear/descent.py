@@ -39,7 +39,7 @@ LEAST_GAIN = 1e-13  # share of the objective: a step that gains less is not take
 SINGLE_TOL = 1e-13  # tolerance while values are of single precision: enough for `ACCURACY`
 HANDOVER = 1e-8  # share of the objective: where another rule promises less, the gradient's needs fewer rounds
 LEAST_MEMORY, MOST_MEMORY = 5, 200  # earlier steps in the plane
-CHECKS = 100  # full-batch rounds that may be needed to show that sgd has converged
+CHECKS = 100  # full-batch rounds that may be needed to show how far from the optimum sgd has ended
 PLANE_SIZE = 32_000_000  # numbers that X d of these steps may take; beyond it, fewer steps are kept
 
 
@@ -241,34 +241,37 @@ class Descent:
         return replace(end, loss=self._known, objective=end.objective - end.loss + self._known)
 
 
-def sgd_has_converged(
+def where_sgd_ended(
     model: LinearModel, loss: JoinedLoss, intercept: Array, rounds: int, tol: float, *, keeps: bool
-) -> bool:
-    """Whether full-batch rounds from here reach the optimum, by their own test, and gain next to nothing on the way.
+) -> tuple[bool, bool]:
+    """(whether the optimum is here, whether it is near), as full-batch rounds from here find by their own test.
 
-    Small steps do not show it, nor does a small gradient: along what correlated tables differ in, it still means a long
-    way. The rounds end once they have gained more, or a party is lost. With ``keeps``, parameters are then what they
-    were; else the caller returns to others that tables have stored.
+    It is here if they gain no more than they may leave themselves, near if next to nothing. Small steps do not show
+    this, nor does a small gradient: along what correlated tables differ in, it still means a long way. The rounds end
+    once they have gained more, or a party is lost. With ``keeps``, parameters are then what they were; else the caller
+    returns to others that tables have stored.
     """
     if not model.tables:
-        return True
+        return True, True
     model.predict(intercept)
     if keeps:
         model.keep()
-    gradient, is_far = GradientRule(loss), False
+    gradient, gained, is_far = GradientRule(loss), 0.0, False
     descent = Descent(model, loss, gradient, gradient, intercept)
 
     def measure(done: Round) -> bool:
-        nonlocal is_far
+        nonlocal gained, is_far
         assert descent.began is not None, "a round is done"
-        allowed = max(CLOSE * abs(descent.began), 0.0 if loss.quadratic else NEAR)
-        is_far = descent.began - done.objective > allowed or not model.is_whole
+        gained = descent.began - done.objective
+        is_far = gained > max(CLOSE * abs(descent.began), 0.0 if loss.quadratic else NEAR) or not model.is_whole
         return is_far
 
-    _, is_there = descent.run(rounds, max(tol, ACCURACY), measure)
+    least = max(tol, ACCURACY)
+    _, is_there = descent.run(rounds, least, measure)
     if keeps:
         model.restore()
-    return is_there and not is_far
+    is_near = is_there and not is_far
+    return is_near and gained <= least * abs(descent.began or 0.0), is_near
 
 
 def _is_exact(error: float, mix: Array, hessian: Array, wire: str) -> bool:
