@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 import weakref
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tablepuppet.errors import PartyError, TablePuppetError
-from tablepuppet.mapping.join import JoinBranch, ShardKeys, join
+from tablepuppet.mapping.join import AttachRows, JoinBranch, KeepRows, ShardKeys, join
 from tablepuppet.mapping.joined_rows import JoinedRows
 from tablepuppet.operators.client import SecureTables
 from tablepuppet.party.reply_check import check_reply, keys_returned
@@ -28,6 +28,7 @@ from tablepuppet.party.snapshot import MOST_ROWS
 from tablepuppet.prep.pipelines.pipeline import DEFAULT, Pipeline
 from tablepuppet.runs.events import Events
 from tablepuppet.sql.plan import Plan, Scan
+from tablepuppet.sql.query import Attach, JoinTree, KeyClass
 from tablepuppet.wire.closing import closer
 from tablepuppet.wire.engine import Engine, call_all
 from tablepuppet.wire.outbox import Outbox, WhenLost
@@ -100,8 +101,9 @@ class Session:
         for alias, scan in scans.items():
             shard = next(s for s in self.plan.tables[alias].shards if s.party == party)
             most = MOST_ROWS if shard.estimated else min(GROWTH * shard.rows + SLACK, MOST_ROWS)
+            least = int(scan.missing)
             rows = reply[alias]
-            if not isinstance(rows, int) or isinstance(rows, bool) or not 0 <= rows <= most:
+            if not isinstance(rows, int) or isinstance(rows, bool) or not least <= rows <= most:
                 shown = f"{rows:,}" if isinstance(rows, int) else "no number of"
                 raise PartyError(
                     f"party {party!r}: it claims {shown} rows of table {scan.table!r}, which had {shard.counted} "
@@ -113,7 +115,7 @@ class Session:
     def _checked_keys(self, party: str, step: Step, reply: Any) -> Blinded:
         """Blinded keys that fit the rows that were read."""
         scan = next(scan for scan in self.plan.of_party(party) if scan.alias == step.table)
-        returns = keys_returned(len(scan.keys), len(scan.filters), reply)
+        returns = keys_returned(scan, reply)
         asked = Asked(rows=self.rows_read[party, step.table])
         check_reply(party, f"table {scan.table!r}", step.op, returns, reply, asked)
         return dict(reply)
@@ -147,7 +149,7 @@ class Session:
             alias: [self._shard_keys(scan, keys[scan.party, alias]) for scan in self.plan.of_alias(alias)]
             for alias in self.plan.tables
         }
-        branches = [self._branch(number, keys) for number in range(len(self.plan.query.branches))]
+        branches = [self._branch(number, each.joined, keys) for number, each in enumerate(self.plan.query.branches)]
         joined = join(tables, branches, self.plan.query.distinct, self.settings.memory_limit)
         done(1)
         self.events.emit("info", "joined", f"{len(joined):,} joined rows")
@@ -160,16 +162,29 @@ class Session:
             self.rows_read[scan.party, scan.alias],
             {label: reply[f"digests{i}"].view(np.uint8) for i, label in enumerate(labels)},
             {label: reply[f"codes{i}"] for i, label in enumerate(labels)},
+            scan.missing,
         )
 
-    def _branch(self, number: int, blinded: dict[tuple[str, str], Blinded]) -> JoinBranch:
-        keys = {key.label: frozenset(key.members) for key in self.plan.query.branches[number].keys}
-        return JoinBranch(keys, {alias: self._rows_of_branch(alias, number, blinded) for alias in self.plan.tables})
+    def _branch(self, number: int, tree: JoinTree, blinded: dict[tuple[str, str], Blinded]) -> JoinBranch:
+        """A tree of joins with what parties answered about rows."""
+
+        def holds(conditions: Mapping[str, str]) -> dict[str, NDArray[np.bool_]]:
+            return {alias: self._rows_holding(alias, text, blinded) for alias, text in conditions.items()}
+
+        steps: list[AttachRows | KeepRows] = []
+        for step in tree.steps:
+            if isinstance(step, Attach):
+                right = self._branch(number, step.right, blinded)
+                steps.append(AttachRows(right, _members(step.keys), holds(step.conditions), step.keeps_right))
+            else:
+                steps.append(KeepRows(holds(step.conditions)))
+        rows = {alias: self._rows_of_branch(alias, number, blinded) for alias in tree.tables}
+        return JoinBranch(_members(tree.keys), rows, steps)
 
     def _rows_of_branch(
         self, alias: str, number: int, keys: dict[tuple[str, str], Blinded]
     ) -> NDArray[np.bool_] | None:
-        """Which rows of a vertical table a branch of the union reads; None for all."""
+        """Which rows of a vertical table a branch of the union reads, the missing row not among them; None for all."""
         parts = []
         for scan in self.plan.of_alias(alias):
             branch, rows = scan.branches[number], self.rows_read[scan.party, alias]
@@ -178,8 +193,22 @@ class Session:
                 parts.append(np.full(rows, branch is not None))
             else:
                 parts.append(np.unpackbits(passes.view(np.uint8), count=rows).astype(bool))
+            if scan.missing:
+                parts[-1][-1] = False
         alive = np.concatenate(parts)
         return None if alive.all() else alive
+
+    def _rows_holding(self, alias: str, text: str, keys: dict[tuple[str, str], Blinded]) -> NDArray[np.bool_]:
+        """Which rows of a vertical table hold a condition of the query."""
+        parts = []
+        for scan in self.plan.of_alias(alias):
+            bits = keys[scan.party, alias][f"holds{scan.conditions.index(text)}"]
+            parts.append(np.unpackbits(bits.view(np.uint8), count=self.rows_read[scan.party, alias]).astype(bool))
+        return np.concatenate(parts)
+
+
+def _members(keys: Sequence[KeyClass]) -> dict[str, frozenset[str]]:
+    return {key.label: frozenset(key.members) for key in keys}
 
 
 def close_session(engine: Engine, parties: tuple[str, ...], session: str) -> None:

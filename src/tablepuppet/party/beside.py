@@ -83,9 +83,11 @@ def _content(snapshot: Snapshot, scan: Scan) -> pa.Table:
     """All that a scan read, as one table."""
     outputs = [snapshot.outputs[name] for name in scan.outputs]
     passes = [pa.chunked_array([pa.array(each)]) for each in snapshot.passes if each is not None]
-    columns = [*outputs, *snapshot.keys.columns, *passes]
+    holds = [pa.chunked_array([pa.array(each)]) for each in snapshot.holds]
+    columns = [*outputs, *snapshot.keys.columns, *passes, *holds]
     names = [f"c{number}" for number in range(len(columns) + 1)]
-    return pa.table([*columns, pa.nulls(snapshot.rows, pa.bool_())], names=names)  # so that there is a column
+    is_missing = pa.array(np.arange(snapshot.rows) == snapshot.missing_row)  # it is none of the shard's rows
+    return pa.table([*columns, is_missing], names=names)
 
 
 def _is_same(before: NDArray[np.int64] | None, now: NDArray[np.int64] | None) -> bool:

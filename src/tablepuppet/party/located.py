@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tablepuppet.errors import PartyError
-from tablepuppet.party.snapshot import Snapshot, content_hash
+from tablepuppet.party.snapshot import NOWHERE, Snapshot, content_hash
 from tablepuppet.sql.plan import Scan
 
 Read = Callable[[Scan], Snapshot]  # takes a snapshot of the party's database as it is now
@@ -35,29 +35,37 @@ def column_state(snapshot: Snapshot, output: str, read: Read) -> ColumnState:
 
     This happens if the expression fails on rows that the filters leave out, or if the data has changed meanwhile.
     """
-    own = _positions(snapshot)
+    read_rows = snapshot.without_missing()
     if "" in snapshot.scan.filters:  # nothing was left out
-        return ColumnState(_fingerprint(snapshot, output), own)
+        return ColumnState(_fingerprint(read_rows, output), _positions(snapshot))
     try:
-        whole, places = _located(snapshot, [output], read)
+        whole, places = _located(read_rows, [output], read)
     except PartyError:
-        return ColumnState(_fingerprint(snapshot, output), own)
-    return ColumnState(_fingerprint(whole, output), _positions(whole)[places])
+        return ColumnState(_fingerprint(read_rows, output), _positions(snapshot))
+    return ColumnState(_fingerprint(whole, output), _also_missing(snapshot, _positions(whole)[places]))
 
 
 def positions_now(snapshot: Snapshot, read: Read) -> Positions:
-    """The positions of a snapshot's rows in the source; PartyError if its table has changed since it was read."""
+    """The positions of a snapshot's rows in the source, NOWHERE for the missing row; PartyError if its table has
+    changed since it was read.
+    """
     if snapshot.is_located:
         return _positions(snapshot)
-    whole, places = _located(snapshot, list(snapshot.scan.outputs), read)
-    return _positions(whole)[places]
+    whole, places = _located(snapshot.without_missing(), list(snapshot.scan.outputs), read)
+    return _also_missing(snapshot, _positions(whole)[places])
+
+
+def _also_missing(snapshot: Snapshot, positions: Positions) -> Positions:
+    return np.append(positions, NOWHERE) if snapshot.scan.missing else positions
 
 
 def _located(snapshot: Snapshot, outputs: Sequence[str], read: Read) -> tuple[Snapshot, NDArray[np.intp]]:
     """All rows of the table, and the places among them of the snapshot's rows."""
     scan = snapshot.scan
     wanted = {name: scan.outputs[name] for name in outputs}
-    whole = read(replace(scan, outputs=wanted, filters=(*scan.filters, ""), keys=(), branches=(), pushed=()))
+    whole = read(
+        replace(scan, outputs=wanted, filters=(*scan.filters, ""), keys=(), branches=(), pushed=(), conditions=())
+    )
     passes = [each for each in whole.passes[:-1] if each is not None]
     places = np.flatnonzero(np.logical_or.reduce(passes))
     if len(places) == snapshot.rows:
@@ -80,4 +88,6 @@ def _among(snapshot: Snapshot) -> list[str]:
 
 
 def _positions(snapshot: Snapshot) -> Positions:
-    return np.arange(snapshot.rows) if snapshot.positions is None else snapshot.positions
+    if snapshot.positions is not None:
+        return snapshot.positions
+    return _also_missing(snapshot, np.arange(snapshot.own_rows))

@@ -58,7 +58,7 @@ def category_names(
     first = np.full(len(blinded.digests) + 1, -1)
     first[blinded.codes[::-1]] = np.arange(len(blinded.codes))[::-1]
     places, codes = _meeting(digests, blinded.digests)
-    kept = (rows[codes] > 0) & table.grant.is_group(rows[codes])
+    kept = table.grant.is_group(rows[codes])  # of one that only the missing row has, there are none
     names = names_of(values.take(pa.array(first[codes[kept]])))
     return all_grouped({"places": places[kept].astype(np.int32), "names": names}, rows[codes[kept]])
 
