@@ -133,7 +133,8 @@ def test_splits_are_of_a_table_that_every_row_has(tmp_path: Path) -> None:
     )
     train, test = relation.split(0.25, seed=3)
     sides = [set(each.rows()["c.row"].to_pylist()) for each in (train, test)]
-    assert len(sides[1]) == 10 and not sides[0] & sides[1]
+    assert len(sides[1]) == 10
+    assert not sides[0] & sides[1]
     for each in (train, test):
         assert None in each.rows()["o.row"].to_pylist()
     folds = tp.cross_validate(tp.LogisticRegression(), relation, folds=3)
@@ -149,7 +150,9 @@ def bank(folder: Path, sql: str, table: str = "", **changed: Any) -> Attacker:
 
 def test_the_missing_row_hides_nobody(tmp_path: Path) -> None:
     """It counts for no ``min_group``: four rows and the missing row are four; alone it is known, and nobody's."""
-    attacker = bank(tmp_path, "SELECT coalesce(cards.amount, 1000.0) AS amount FROM cards", "min_group = 5\nmin_rows = 0")
+    attacker = bank(
+        tmp_path, "SELECT coalesce(cards.amount, 1000.0) AS amount FROM cards", "min_group = 5\nmin_rows = 0"
+    )
     found = {}
     for rows in (0, 4, 5):
         attacker.use("s", f"v{rows}", np.append(np.arange(rows), 60), np.ones(rows + 1, np.int32))
@@ -205,7 +208,7 @@ def test_labels_of_rows_without_a_row(tmp_path: Path) -> None:
     """A label that they do not have is refused, with what to write instead; the advice works."""
     fed = federation(tmp_path, tables())
     text = "SELECT c.age, o.amount FROM customers c LEFT JOIN orders o ON c.id = o.customer"
-    with pytest.raises(QueryError, match="add WHERE o.amount IS NOT NULL, or make o the table whose rows are kept"):
+    with pytest.raises(QueryError, match=r"add WHERE o\.amount IS NOT NULL, or make o the table whose rows are kept"):
         fed.sql(text, label="amount")
     assert len(fed.sql(f"{text} WHERE o.amount IS NOT NULL", label="amount")) == 55
     assert len(fed.sql(text.replace("LEFT", "RIGHT"), label="amount")) == 55

@@ -14,6 +14,7 @@ from typing import Any
 
 from sqlglot import exp
 
+from tablepuppet.errors import QueryError
 from tablepuppet.sql.advice import NO_WAY
 from tablepuppet.sql.expression import with_alias
 from tablepuppet.sql.keys import key_classes, keys_between
@@ -156,11 +157,7 @@ class JoinTrees:
         for equality in equalities:
             for side in equality.sides:
                 if side.alias not in tree.certain:
-                    raise self._sql.error(
-                        f"{with_alias(side.text, side.alias)} has a value where {side.alias} has no row, and nothing joins by "
-                        f"that: {NO_WAY}; join by the column itself",
-                        equality.node,
-                    )
+                    raise self._has_value(side, equality)
             tree.equalities.append(equality)
         later = [(alias, predicate) for alias, predicate in filters if alias not in tree.certain]
         for alias, predicate in filters:
@@ -168,6 +165,13 @@ class JoinTrees:
                 self._filter(alias, predicate)
         if later:
             tree.steps.append(later)
+
+    def _has_value(self, side: Bound, equality: Equality) -> QueryError:
+        return self._sql.error(
+            f"{with_alias(side.text, side.alias)} has a value where {side.alias} has no row, and nothing joins by that: "
+            f"{NO_WAY}; join by the column itself",
+            equality.node,
+        )
 
     def _check_equalities(self, join: BoundJoin, before: frozenset[str]) -> None:
         """Each equality of an outer join is between its table and one before it, and there is one."""
@@ -229,11 +233,7 @@ class JoinTrees:
         for equality in join.on.equalities:
             for side in equality.sides:
                 if self._rename[side.alias] in missing and not self._is_null(side):
-                    raise self._sql.error(
-                        f"{with_alias(side.text, side.alias)} has a value where {side.alias} has no row, and nothing joins by "
-                        f"that: {NO_WAY}; join by the column itself",
-                        equality.node,
-                    )
+                    raise self._has_value(side, equality)
 
     def _require_connected(self, tree: _Tree, keys: tuple[KeyClass, ...]) -> None:
         """Raise for an accidental cross product: tables that neither a key nor a CROSS JOIN connects."""

@@ -108,8 +108,8 @@ class JoinTree:
 class Attach:
     """An outer join: each row meets the rows of ``right`` with equal keys, or the missing row if there are none.
 
-    A key has one table of each side. A row that fails a condition of its table meets nobody. With ``keeps_right`` (FULL)
-    rows of ``right`` that nobody meets are rows too, with the missing rows of the other side.
+    A key has one table of each side. A row that fails a condition of its table meets nobody. With ``keeps_right`` (a
+    FULL JOIN) rows of ``right`` that nobody meets are rows too, with the missing rows of the other side.
     """
 
     right: JoinTree
