@@ -189,7 +189,10 @@ def test_a_condition_of_an_outer_join_is_a_filter(tmp_path: Path) -> None:
 
 def test_the_missing_row_has_no_key(tmp_path: Path) -> None:
     """An expression that gives NULL a value would have the digest of a value that the caller chose."""
-    scan = {"keys": (KeySpec("k", ("coalesce(id, 7)",), ("number",)),), "columns": {"id": "BIGINT", "amount": "DOUBLE"}}
+    scan: dict[str, Any] = {
+        "keys": (KeySpec("k", ("coalesce(id, 7)",), ("number",)),),
+        "columns": {"id": "BIGINT", "amount": "DOUBLE"},
+    }
     attacker = bank(tmp_path, "SELECT cards.amount FROM cards", 'keys = ["coalesce(id, 7)"]')
     told = attacker.open("t", replace(attacker.scan("SELECT cards.amount FROM cards"), missing=True, **scan))
     assert told["codes0"][-1] == len(told["digests0"].view(np.uint8)) == 60

@@ -168,7 +168,7 @@ class JoinTrees:
 
     def _has_value(self, side: Bound, equality: Equality) -> QueryError:
         return self._sql.error(
-            f"{with_alias(side.text, side.alias)} has a value where {side.alias} has no row, and nothing joins by that: "
+            f"{with_alias(side.text, side.alias)} has a value where {side.alias} has no row, and nothing joins by it: "
             f"{NO_WAY}; join by the column itself",
             equality.node,
         )
