@@ -219,6 +219,16 @@ def test_lines_of_a_script_fit_its_window(tmp_path: Path) -> None:
     assert len(text.splitlines()) > 3
 
 
+def test_warnings_of_a_script_fit_its_window(tmp_path: Path) -> None:
+    """Where nobody has set up logging no word is broken on a terminal; a log that was set up gets the line whole."""
+    warn = "Events().emit('warning', 'fit.short', 'converged after ' * 9)"
+    for set_up, whole in [("", True), ("import logging; logging.basicConfig(format='%(message)s'); ", False)]:
+        program = f"from tablepuppet.runs.events import Events; {set_up}{warn}"
+        code, text = on_terminal([sys.executable, "-c", program], 40, 24, tmp_path)
+        assert code == 0
+        assert (set(text.split()) == {"converged", "after"}) is whole
+
+
 def test_lines_of_a_script_go_to_standard_error(capsys: pytest.CaptureFixture[str]) -> None:
     """They begin with the name of the library."""
     module._print("round 1")

@@ -24,6 +24,7 @@ from msgspec.structs import asdict
 from tablepuppet.errors import ConfigError, without_controls
 from tablepuppet.runs import interrupts
 from tablepuppet.runs.figures import number
+from tablepuppet.runs.fitted_text import print_beside
 from tablepuppet.spelling import hides
 
 ENDED_BY = {"fitted": "fit", "searched": "search", "validated": "folds"}  # a stage that ends by the event that says how
@@ -186,7 +187,12 @@ class Events:
 
     def _hand_out(self, event: Event) -> None:
         interrupts.check()
-        _LOG.log(_LEVELS[event.kind], "%s", event.text)
+        if event.kind == "warning" and _LOG.isEnabledFor(logging.WARNING) and not _LOG.hasHandlers():
+            print_beside(
+                event.text
+            )  # as logging does where nobody set it up, but for words that the window's edge cuts
+        else:
+            _LOG.log(_LEVELS[event.kind], "%s", event.text)
         for reader in list(self._trip_readers if event.kind == "trip" else self._readers):
             reader(event)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
 import sys
@@ -20,6 +21,14 @@ def window_width() -> int:
     if not (hasattr(sys.stdout, "isatty") and sys.stdout.isatty()):
         return UNBOUNDED
     return shutil.get_terminal_size((UNBOUNDED, 24)).columns
+
+
+def print_beside(text: str) -> None:
+    """Print to standard error; on a terminal lines break between words."""
+    out = sys.stderr
+    if hasattr(out, "isatty") and out.isatty():
+        text = fitted(text, os.get_terminal_size(out.fileno()).columns or UNBOUNDED)
+    print(text, file=out, flush=True)
 
 
 def fitted(text: str, width: int) -> str:
