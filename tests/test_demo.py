@@ -122,9 +122,10 @@ def test_the_demo_on_a_terminal(small: Path, columns: int) -> None:
     check_screen(
         shown, columns, "Will a flight arrive late?",
         "1 Four owners, four databases", "│ weather_queens │", "Their columns, with types:",
-        "2 One query over all of them", "WHERE f.arr_delay IS NOT NULL", "joined rows of 16 features", "3 The plan", "A training round moves",
-        "4 Statistics", "│ built ", "5 Learn", "LogisticRegression: converged after", "│ federated   │",
-        "│ centralised │", "The learning curve is in demo/curve.png; the databases stay there.",
+        "2 One query over all of them", "WHERE f.arr_delay IS NOT NULL",
+        "joined rows of 16 features", "3 The plan", "A training round moves", "4 Statistics",
+        "│ built ", "5 Learn", "LogisticRegression: converged after", "│ federated   │", "│ centralised │",
+        "The learning curve is in demo/curve.png; the databases stay there.",
     )  # fmt: skip
     parts = re.split(r"^\d (?=[A-Z])", shown, flags=re.MULTILINE)[1:]
     steps = [[line for line in part.rstrip().splitlines() if not line.startswith("warning: ")] for part in parts]

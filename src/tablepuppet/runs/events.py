@@ -137,6 +137,7 @@ class Events:
 
     def __init__(self, readers: Iterable[Reader] = ()):
         self._readers, self._trip_readers = [_callable(each) for each in readers], list[Reader]()
+        self._said = set[tuple[str, str]]()  # (search, message) of warnings that were printed
         self._lock = threading.Lock()
 
     def subscribe(self, reader: Reader, *, trips: bool = False) -> Callable[[], None]:
@@ -188,13 +189,20 @@ class Events:
     def _hand_out(self, event: Event) -> None:
         interrupts.check()
         if event.kind == "warning" and _LOG.isEnabledFor(logging.WARNING) and not _LOG.hasHandlers():
-            print_beside(
-                event.text
-            )  # as logging does where nobody set it up, but for words that the window's edge cuts
+            self._print(event)
         else:
             _LOG.log(_LEVELS[event.kind], "%s", event.text)
         for reader in list(self._trip_readers if event.kind == "trip" else self._readers):
             reader(event)
+
+    def _print(self, warning: Event) -> None:
+        """Print a warning, as logging does where nobody set it up: but in whole words, and not for each fold again."""
+        if warning.part:
+            said = ((warning.run or "").split(".")[0], warning.message)
+            if said in self._said:
+                return
+            self._said.add(said)
+        print_beside(warning.text)
 
 
 def _callable(reader: Reader) -> Reader:
