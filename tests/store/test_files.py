@@ -204,7 +204,7 @@ ELSEWHERE = {
     "run_folder.py": "a job that the user wrote, and copies of it with its digest",
     "runs/event_file.py": "lines of a log for people: one that is none is left out",
     "store/folder.py": "locks a folder; digests of files, beside facts",
-    "party/delivered_file.py": "a table of predictions, which belongs to the operator",
+    "party/delivery.py": "a table of predictions, which belongs to the operator",
     "party/audit.py": "only appends",
     "party/audit_chain.py": "lines have keyed marks, and so has the file that says where they end",
     "party/approval.py": "opens a file to lock it",
