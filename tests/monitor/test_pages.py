@@ -37,8 +37,12 @@ class Watched:
         self.wrong: list[str] = []
         page.on("console", lambda said: self.wrong.append(said.text) if said.type == "error" else None)
         page.on("pageerror", lambda error: self.wrong.append(str(error)))
-        page.on("dialog", lambda shown: shown.dismiss() or self.wrong.append("a dialog"))
+        page.on("dialog", self._dismiss)
         page.on("request", lambda asked: self._check(asked.url))
+
+    def _dismiss(self, dialog: Any) -> None:
+        self.wrong.append("a dialog")
+        dialog.dismiss()
 
     def _check(self, url: str) -> None:
         if not url.startswith(("http://127.0.0.1:", "ws://127.0.0.1:", "data:", "blob:")):
@@ -115,10 +119,9 @@ def test_who_has_no_token_gets_nothing(address: str) -> None:
     assert status(address, Origin="http://evil.example") == 403
     host, port = base.removeprefix("http://").split(":")
     with socket.create_connection((host, int(port))) as line:
-        line.sendall(
-            b"GET /_nicegui_ws/socket.io/?EIO=4&transport=websocket HTTP/1.1\r\nHost: 127.0.0.1\r\n"
-            b"Upgrade: websocket\r\nConnection: Upgrade\r\nSec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\nSec-WebSocket-Version: 13\r\n\r\n"
-        )
+        upgrade = "Upgrade: websocket", "Connection: Upgrade", "Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ=="
+        first = "GET /_nicegui_ws/socket.io/?EIO=4&transport=websocket HTTP/1.1", "Host: 127.0.0.1"
+        line.sendall("\r\n".join([*first, *upgrade, "Sec-WebSocket-Version: 13", "", ""]).encode())
         assert b" 403 " in line.recv(100)
 
 
