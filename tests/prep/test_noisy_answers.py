@@ -16,7 +16,7 @@ import tablepuppet as tp
 from tablepuppet import prep
 from tablepuppet.party.ledger import Budget
 from tablepuppet.party.policy import ColumnRule, Policy, TableRule
-from tablepuppet.prep.columns.days import date_part
+from tablepuppet.prep.columns.values import date_part
 from tablepuppet.prep.encode.private_encode import EncoderNoise
 from tablepuppet.prep.encode.program import bounds_after
 from tablepuppet.prep.encode.specs import (

@@ -22,11 +22,19 @@ from numpy.typing import NDArray
 from scipy.sparse.linalg import LinearOperator
 
 from tablepuppet.algebra.column_products import FAR, ColumnProducts
-from tablepuppet.algebra.explain import StepCosts, explain_array
 from tablepuppet.algebra.functions import OF_ONE, OF_TWO, choose, clip, real_numbers
-from tablepuppet.algebra.instead import CELLS, INSTEAD, NEED_CELLS, NoArrayError, check_settings, refuse
-from tablepuppet.algebra.operator import ProductOperator, RowScaled
+from tablepuppet.algebra.operator import (
+    CELLS,
+    INSTEAD,
+    NEED_CELLS,
+    NoArrayError,
+    ProductOperator,
+    RowScaled,
+    check_settings,
+    refuse,
+)
 from tablepuppet.algebra.ops import Largest
+from tablepuppet.algebra.placement import StepCosts, explain_array
 from tablepuppet.algebra.recipes import Recipe, Term, affine, composed
 from tablepuppet.algebra.source import Derived
 from tablepuppet.arrays import Array

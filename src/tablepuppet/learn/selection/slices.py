@@ -24,9 +24,9 @@ from tablepuppet.learn.selection.slice_lattice import Found, Lattice, Pair, Scor
 from tablepuppet.learn.settings import check_whole
 from tablepuppet.operators.client import Client
 from tablepuppet.prep.columns.category_names import Coded, ask_public_names
-from tablepuppet.prep.columns.days import as_date, shown_date
 from tablepuppet.prep.columns.selected import check_across, check_without_noise, find_column, is_category, is_date
 from tablepuppet.prep.columns.sent_columns import SentCategories, SentColumns
+from tablepuppet.prep.columns.values import as_date, shown_date
 from tablepuppet.prep.explore.distribution import Distributions
 from tablepuppet.prep.explore.pooled import check_number
 from tablepuppet.prep.explore.quantiles import quantiles_of

@@ -21,10 +21,10 @@ from tablepuppet.operators.client import Client
 from tablepuppet.party.reply_check import check_reply, keys_returned
 from tablepuppet.party.request import Step
 from tablepuppet.party.returns import Asked
-from tablepuppet.prep.columns.days import DATES
 from tablepuppet.prep.columns.label import ask_classes, base_classes
 from tablepuppet.prep.columns.selected import check_across, check_without_noise, find_category, find_number
 from tablepuppet.prep.columns.sent_columns import SentColumns
+from tablepuppet.prep.columns.values import DATES
 from tablepuppet.spelling import did_you_mean
 from tablepuppet.sql.expression import with_alias
 from tablepuppet.sql.plan import Plan

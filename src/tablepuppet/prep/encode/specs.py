@@ -20,8 +20,8 @@ from numpy.typing import NDArray
 
 from tablepuppet.arrays import Array
 from tablepuppet.errors import LearnError, PartyError
-from tablepuppet.prep.columns.days import PART_BOUNDS, DatePart, date_part
 from tablepuppet.prep.columns.given_bounds import Bounds
+from tablepuppet.prep.columns.values import PART_BOUNDS, DatePart, date_part
 from tablepuppet.prep.encode.frame import AnyColumn, CodedColumn, Frame, NumberColumn
 
 FARTHEST = 1e155  # of a number in a step: its square is an ordinary number

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from tablepuppet.arrays import Array
 from tablepuppet.operators.client import Client
-from tablepuppet.prep.columns.days import shown_value
+from tablepuppet.prep.columns.values import shown_value
 from tablepuppet.prep.explore.crosstab import Counted
 from tablepuppet.prep.explore.groups import Grouped
 from tablepuppet.prep.explore.pooled import OTHER, Lines, label_lines

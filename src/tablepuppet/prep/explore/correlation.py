@@ -2,8 +2,7 @@
 
 Each pair is computed over the joined rows that have both values, about its means over these rows (pair_moments.py). For
 columns of one table, the party returns weighted products of its columns (release GRAM). For columns of two tables, both
-are sent, one number per base row (sent_columns.py), and the coordinator uses the mapping to combine them
-(pairs_across.py).
+are sent, one number per base row (sent_columns.py), and the coordinator uses the mapping to combine them.
 
 Nothing is released for a pair if the rows with both values, or those with only one of them, are some but fewer than the
 policy's ``min_group``. Nor if its rows differ in so few from those of another released pair of one of its columns: the
@@ -37,8 +36,15 @@ from tablepuppet.prep.columns.selected import check_across, check_without_noise,
 from tablepuppet.prep.columns.sent_columns import SentColumns
 from tablepuppet.prep.columns.statistics import AskedColumns, NumberStatistics, NumberSummary
 from tablepuppet.prep.columns.values import numbers
-from tablepuppet.prep.explore.pair_moments import COUNT, PRODUCT, SQUARES, merged, pair_moments
-from tablepuppet.prep.explore.pairs_across import TableColumns, fill_across
+from tablepuppet.prep.explore.pair_moments import (
+    COUNT,
+    PRODUCT,
+    SQUARES,
+    TableColumns,
+    fill_across,
+    merged,
+    pair_moments,
+)
 from tablepuppet.privacy.clip import blocks
 from tablepuppet.runs.events import Events
 from tablepuppet.runs.figures import UNKNOWN, WITHHELD, fixed, shown

@@ -16,9 +16,9 @@ import pyarrow as pa
 from tablepuppet.errors import LearnError
 from tablepuppet.operators.client import Client
 from tablepuppet.prep.columns.category_names import Coded, ask_public_names
-from tablepuppet.prep.columns.days import DATES, as_date, shown_date, shown_value
 from tablepuppet.prep.columns.selected import check_without_noise, find_columns, is_category, is_date, is_public
 from tablepuppet.prep.columns.statistics import CategoryStatistics, CategorySummary, NumberStatistics
+from tablepuppet.prep.columns.values import DATES, as_date, shown_date, shown_value
 from tablepuppet.prep.explore.distribution import Distributions
 from tablepuppet.prep.explore.noisy_distribution import NoisyDistribution
 from tablepuppet.prep.explore.noisy_statistics import NoiseRequest, NoisyStatistics, NoisySummary, Spent, noisy_features

@@ -32,7 +32,7 @@ from tablepuppet.party.ops import Values, op
 from tablepuppet.party.policy import Level
 from tablepuppet.party.release import Release
 from tablepuppet.party.returns import JOINED, Asked, Numbers, OfGroups, Returns, Wrong
-from tablepuppet.prep.columns.ordered import DEPTHS, FAN, INFINITY, Bucket, values_of
+from tablepuppet.prep.columns.ordered import DEPTHS, FAN, INFINITY, Bucket, values_of, words_of
 from tablepuppet.prep.explore.cells import GROUPS, NEXT_NONE, Cells, ColumnWords, no_cells
 from tablepuppet.sql.query import OutputColumn
 
@@ -335,3 +335,42 @@ class Distributions:
             "prefixes": np.array([bucket.prefix for bucket in cut_by], np.uint64),
             "depth": cut_by[0].depth,
         }
+
+
+@dataclass(frozen=True)
+class Below:
+    """Joined rows of one column by values: below each, and up to it."""
+
+    below: Array
+    up_to: Array
+    total: float
+    exact: bool
+
+
+def rows_below(asked: Distributions, values: Mapping[str, Sequence[float]]) -> dict[str, Below]:
+    """Rows below the values that are listed for each column."""
+    words = {name: [int(word) for word in words_of(np.array(listed, float))] for name, listed in values.items()}
+
+    def cells_at(known: Distribution) -> Iterable[int]:
+        for word in words[known.column.name]:
+            yield from known.open_cells(word, word)
+
+    asked.refine(cells_at)
+    return {name: _counted(each, words[name]) for name, each in asked.read().items()}
+
+
+def _counted(known: Distribution, words: Sequence[int]) -> Below:
+    below, up_to = [_count(known, word) for word in words], [_count(known, word + 1) for word in words]
+    exact = all(is_exact for _, is_exact in below + up_to)
+    return Below(np.array([count for count, _ in below]), np.array([count for count, _ in up_to]), known.total, exact)
+
+
+def _count(known: Distribution, word: int) -> tuple[float, bool]:
+    """(joined rows whose words are lower, whether no cell reaches across)."""
+    lows, highs, weights = known.all_cells()
+    lower = highs < np.uint64(word)
+    across = ~lower & (lows < np.uint64(word))
+    count = float(weights[lower].sum())
+    for low, high, weight in zip(lows[across].tolist(), highs[across].tolist(), weights[across].tolist(), strict=True):
+        count += weight * (word - low) / (high - low + 1)
+    return count, not across.any()

@@ -17,8 +17,8 @@ import pyarrow as pa
 from tablepuppet.arrays import Array
 from tablepuppet.errors import LearnError
 from tablepuppet.operators.client import Client
-from tablepuppet.prep.columns.days import as_date, shown_value
 from tablepuppet.prep.columns.selected import check_without_noise, find_number, find_numbers, is_date, is_number
+from tablepuppet.prep.columns.values import as_date, shown_value
 from tablepuppet.prep.explore.distribution import Distribution, Distributions
 from tablepuppet.prep.explore.noisy_statistics import NoiseRequest, NoisyStatistics, Spent, noisy_features
 from tablepuppet.runs.events import Events

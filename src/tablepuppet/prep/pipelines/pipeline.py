@@ -16,14 +16,12 @@ from tablepuppet.prep.pipelines.draft import Draft, Selector
 from tablepuppet.prep.pipelines.steps.bins import Bin
 from tablepuppet.prep.pipelines.steps.bounds import Clip, Outliers, Winsorize
 from tablepuppet.prep.pipelines.steps.categories import Hash, OneHot, Ordinal, Recode
-from tablepuppet.prep.pipelines.steps.curves import Log, Power
-from tablepuppet.prep.pipelines.steps.dates import DateParts
 from tablepuppet.prep.pipelines.steps.drops import DropConstant, DropMissing
 from tablepuppet.prep.pipelines.steps.impute import Impute
 from tablepuppet.prep.pipelines.steps.labelled import WOE, LabelStep, TargetEncode
+from tablepuppet.prep.pipelines.steps.made import DateParts, Interactions, Polynomial
 from tablepuppet.prep.pipelines.steps.map import Map
-from tablepuppet.prep.pipelines.steps.products import Interactions, Polynomial
-from tablepuppet.prep.pipelines.steps.scale import MinMax, Robust, Standardize
+from tablepuppet.prep.pipelines.steps.scale import Log, MinMax, Power, Robust, Standardize
 from tablepuppet.prep.pipelines.steps.step import PrepStep
 from tablepuppet.spelling import did_you_mean, hides, setting_meant
 
