@@ -113,9 +113,9 @@ class Stage:
         """A fit within it has ended."""
         self._within.pop(run, None)
 
-    def end_within(self) -> None:
-        """Nothing goes on within it any more."""
-        self.inner = None
+    def end(self, state: State) -> None:
+        """It has ended, and nothing goes on within it any more."""
+        self.state, self.inner = state, None
         self._within.clear()
 
     def is_worth_showing(self, patience: float = PATIENCE) -> bool:
@@ -152,18 +152,18 @@ class Stages:
             outer.forget(event.run)
         stage = None if name is None or outer is not None else self._running(event.run, name)
         if stage is not None:
-            stage.message, stage.state, stage.now = event.message, "ended", time.monotonic()
-            stage.end_within()
+            stage.message, stage.now = event.message, time.monotonic()
+            stage.end("ended")
         return stage
 
     def settle(self) -> None:
         """End stages whose run has ended: an exception has stopped them, or they end with it."""
         for stage in self.lines:
-            if stage.state == "runs":
-                stage.now = time.monotonic()
-                stage.state = "runs" if stage.run is None else state_of(stage.run)
             if stage.state != "runs":
-                stage.end_within()
+                continue
+            stage.now = time.monotonic()
+            if stage.run is not None and (state := state_of(stage.run)) != "runs":
+                stage.end(state)
             elif stage.inner is not None:
                 stage.inner.now = stage.now
 
@@ -171,8 +171,8 @@ class Stages:
         """Nobody will hear of what still runs: it was stopped."""
         self.settle()
         for stage in self.lines:
-            stage.state = "stopped" if stage.state == "runs" else stage.state
-            stage.end_within()
+            if stage.state == "runs":
+                stage.end("stopped")
 
     def _forget(self) -> None:
         """Forget stages that ended long ago: a script may predict a million times."""
@@ -184,30 +184,38 @@ class Stages:
     def _around(self, event: Event) -> Stage | None:
         """The running stage of a run around that of the event."""
         within = event.run or ""
-        running = (stage for stage in reversed(self.lines) if stage.state == "runs" and stage.run is not None)
-        return next((stage for stage in running if within.startswith(f"{stage.run}.")), None)
+        for stage in reversed(self.lines) if "." in within else ():
+            if stage.state == "runs" and stage.run is not None and within.startswith(f"{stage.run}."):
+                return stage
+        return None
 
     def _advance(self, event: Event) -> Stage:
         for other in self.lines:  # one that ends when it is good enough has ended when the next of its run goes on
-            if other.run == event.run and other.name != event.name and other.name in UP_TO - set(ENDED_BY.values()):
-                other.state = "ended" if other.state == "runs" else other.state
+            is_other = other.state == "runs" and other.run == event.run and other.name != event.name
+            if is_other and other.name in UP_TO - set(ENDED_BY.values()):
+                other.end("ended")
         stage, earlier, done = self._running(event.run, event.name), self._goes_on(event), event.fields["done"]
         if stage is not None and (earlier is not None or done == 0 or done < stage.done):
-            stage.state, stage = "stopped", None  # it failed, and its caller went on
+            stage.end("stopped")  # it failed, and its caller went on
+            stage = None
         stage = stage or earlier
         if stage is None:
             stage = Stage(event.name, event.run, event.message, 0, 0)
             self.lines.append(stage)
         stage.advance(event)
         if stage.state != "runs":
-            stage.end_within()
+            stage.end(stage.state)
         return stage
 
     def _running(self, run: str | None, name: str) -> Stage | None:
-        found = (stage for stage in reversed(self.lines) if (stage.run, stage.name) == (run, name))
-        return next((stage for stage in found if stage.state == "runs"), None)
+        for stage in reversed(self.lines):
+            if stage.state == "runs" and (stage.run, stage.name) == (run, name):
+                return stage
+        return None
 
     def _goes_on(self, event: Event) -> Stage | None:
         """The stage that has ended and goes on as this one, of the same run."""
-        ended = (stage for stage in reversed(self.lines) if stage.run == event.run and stage.state == "ended")
-        return next((stage for stage in ended if GOES_ON_AS.get(stage.name) == event.name), None)
+        for stage in reversed(self.lines) if event.name in GOES_ON_AS.values() else ():
+            if stage.state == "ended" and stage.run == event.run and GOES_ON_AS.get(stage.name) == event.name:
+                return stage
+        return None
