@@ -28,7 +28,6 @@ from tablepuppet.prep.columns.dividing import Time, as_time, classes_of, groups_
 from tablepuppet.prep.columns.label import joined_labels
 from tablepuppet.prep.columns.selected import check_without_noise
 from tablepuppet.prep.encode.encode import Encoding
-from tablepuppet.prep.encode.private_encode import EncoderNoise
 from tablepuppet.prep.explore.correlation import ColumnMatrix, correlation, covariance
 from tablepuppet.prep.explore.crosstab import Crosstab, crosstab
 from tablepuppet.prep.explore.describe import Description, describe
@@ -40,6 +39,7 @@ from tablepuppet.prep.explore.profile import profile
 from tablepuppet.prep.explore.profile_page import Profile
 from tablepuppet.prep.explore.quantiles import Quantiles, quantile
 from tablepuppet.prep.pipelines.fit import Foresight, fit_encoding, foresee
+from tablepuppet.prep.pipelines.noisy_answers import EncoderNoise
 from tablepuppet.prep.pipelines.pipeline import DEFAULT, Pipeline
 from tablepuppet.privacy.funds import PartysFunds
 from tablepuppet.privacy.settings import Privacy

@@ -10,10 +10,11 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import numpy as np
 import pyarrow as pa
+from msgspec import Meta
 from numpy.typing import NDArray
 
 from tablepuppet.errors import PartyError
@@ -33,7 +34,10 @@ from tablepuppet.sql.types import Family, family
 
 KeyFamily = Literal["number", "float", "text", "date", "timestamp", "boolean", "uuid"]  # as `blind` knows them
 ORDER = b"the order of equal frequencies.."  # a key that everybody knows: public categories have one order everywhere
+NO_DIGESTS = np.zeros((0, 16), np.uint8)
 NO_TIES = np.zeros(0, np.uint64)
+MOST_BINS = 10_000
+Bins = Annotated[int, Meta(ge=1, le=MOST_BINS)]
 SUMS, SHAPE = 8, 2  # numbers that are returned of a column, and of its shape
 
 
@@ -184,9 +188,8 @@ def category_statistics(
     distinct = int(np.count_nonzero(kept))
     is_listed, groups = most is None or distinct <= max(most, 0), listed[:-1][weights > 0]
     if not is_listed and not top:
-        nothing = np.zeros((0, 16), np.uint8)
         counts = {"distinct": distinct, "top": float(weights.max(initial=0.0)), "missing": missing}
-        no_names = {"top_digest": nothing, "digests": nothing, "weights": np.zeros(0), "ties": NO_TIES}
+        no_names = {"top_digest": NO_DIGESTS, "digests": NO_DIGESTS, "weights": np.zeros(0), "ties": NO_TIES}
         return all_grouped(counts | no_names, groups)
     chosen = np.flatnonzero(kept) if is_listed else np.array([weights.argmax()])  # only these are blinded
     texts = canonical([found.distinct.take(pa.array(chosen))], [family])
@@ -387,9 +390,8 @@ def merge_categories(shards: Sequence[Mapping[str, Any]]) -> CategorySummary:
     largest = max(shards, key=lambda reply: int(reply["distinct"]), default=None)
     if largest is None or any(len(reply["digests"]) < reply["distinct"] for reply in shards):
         distinct, top = (largest["distinct"], largest["top"]) if largest else (0, 0.0)
-        nothing = np.zeros((0, 16), np.uint8)
-        only = shards[0].get("top_digest", nothing) if len(shards) == 1 else nothing
-        return CategorySummary(distinct, top, missing, nothing, np.zeros(0), only, NO_TIES)
+        only = shards[0].get("top_digest", NO_DIGESTS) if len(shards) == 1 else NO_DIGESTS
+        return CategorySummary(distinct, top, missing, NO_DIGESTS, np.zeros(0), only, NO_TIES)
     digests = np.concatenate([reply["digests"] for reply in shards])
     [numbers], size = number_digests([digests])
     reported = np.concatenate([reply["weights"] for reply in shards])
@@ -399,6 +401,12 @@ def merge_categories(shards: Sequence[Mapping[str, Any]]) -> CategorySummary:
     all_ties = np.concatenate([NO_TIES, *(reply.get("ties", NO_TIES) for reply in shards)])
     ties = all_ties[first] if len(all_ties) == len(digests) else NO_TIES
     return CategorySummary(size, float(weights.max(initial=0.0)), missing, digests[first], weights, most, ties)
+
+
+def codes_of(digests: NDArray[np.uint8], known: NDArray[np.uint8]) -> NDArray[np.int32]:
+    """The code of each digest among the known ones, which differ; -1 where it is new."""
+    (_, numbers_here), _ = number_digests([known, digests])
+    return np.where(numbers_here < len(known), numbers_here, -1).astype(np.int32)
 
 
 def key_family(column: OutputColumn) -> str:

@@ -27,10 +27,9 @@ from tablepuppet.party.release import Release
 from tablepuppet.party.returns import JOINED, ROWS, Asked, Digests, Numbers, OfGroups, Plain, Returns, Wrong
 from tablepuppet.prep.columns.selected import check_across, check_without_noise, find_category
 from tablepuppet.prep.columns.sent_columns import SentColumns
-from tablepuppet.prep.columns.statistics import KeyFamily, categories_of, check_family, key_family
+from tablepuppet.prep.columns.statistics import NO_DIGESTS, KeyFamily, categories_of, check_family, key_family
 from tablepuppet.prep.explore.pooled import (
     MOST,
-    NO_DIGESTS,
     Grid,
     Known,
     Lines,

@@ -35,8 +35,6 @@ from tablepuppet.prep.columns.ordered import DEPTHS, FAN, INFINITY, Bucket, valu
 from tablepuppet.prep.explore.cells import GROUPS, NEXT_NONE, Cells, ColumnWords, no_cells
 from tablepuppet.sql.query import OutputColumn
 
-MOST_BINS = 10_000
-Bins = Annotated[int, Meta(ge=1, le=MOST_BINS)]
 Depth = Annotated[int, Meta(ge=0, le=DEPTHS - 1)]
 MOST_BUCKETS = 1 << 16  # that one request may ask for
 UNCUT = -1  # the depth of a cell that cannot be cut

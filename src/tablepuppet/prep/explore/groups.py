@@ -25,10 +25,16 @@ from tablepuppet.party.release import Release
 from tablepuppet.party.returns import ROWS, Asked, Digests, Numbers, OfGroups, Plain, Returns, Wrong
 from tablepuppet.prep.columns.selected import check_across, check_without_noise, find_category, find_number
 from tablepuppet.prep.columns.sent_columns import SentColumns
-from tablepuppet.prep.columns.statistics import KeyFamily, categories_of, check_family, key_family, released_numbers
+from tablepuppet.prep.columns.statistics import (
+    NO_DIGESTS,
+    KeyFamily,
+    categories_of,
+    check_family,
+    key_family,
+    released_numbers,
+)
 from tablepuppet.prep.explore.pooled import (
     MOST,
-    NO_DIGESTS,
     Grid,
     Known,
     Lines,

@@ -28,9 +28,16 @@ from tablepuppet.party.release import Release
 from tablepuppet.party.returns import JOINED, Asked, Numbers, OfGroups, Wrong
 from tablepuppet.prep.columns.ordered import values_of
 from tablepuppet.prep.columns.selected import check_without_noise, find_number, is_public
-from tablepuppet.prep.columns.statistics import AskedColumns, NumberStatistics, NumberSummary, present_numbers
+from tablepuppet.prep.columns.statistics import (
+    MOST_BINS,
+    AskedColumns,
+    Bins,
+    NumberStatistics,
+    NumberSummary,
+    present_numbers,
+)
 from tablepuppet.prep.columns.values import shown_value
-from tablepuppet.prep.explore.distribution import MOST_BINS, Bins, Distribution, Distributions
+from tablepuppet.prep.explore.distribution import Distribution, Distributions
 from tablepuppet.prep.explore.noisy_statistics import NoiseRequest, NoisyStatistics, Spent, noisy_features
 from tablepuppet.runs.events import Events
 from tablepuppet.runs.figures import number

@@ -26,9 +26,14 @@ from tablepuppet.party.policy import Level, Use
 from tablepuppet.party.release import Release
 from tablepuppet.party.returns import JOINED, Asked, Numbers, OfGroups
 from tablepuppet.prep.columns.statistics import KeyFamily, centred_sums, check_sums
-from tablepuppet.prep.encode.encode import read_frame
 from tablepuppet.prep.encode.frame import CodedColumn, NumberColumn
-from tablepuppet.prep.encode.program import Shapes, check_steps, needed_for, run
+from tablepuppet.prep.encode.program import (
+    Shapes,
+    check_steps,
+    needed_for,
+    read_frame,
+    run,
+)
 from tablepuppet.prep.encode.specs import StepSpec
 from tablepuppet.prep.explore.distribution import mark_of_rows
 

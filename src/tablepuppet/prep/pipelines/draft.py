@@ -22,8 +22,7 @@ from tablepuppet.errors import LearnError
 from tablepuppet.operators.client import Client
 from tablepuppet.party.arguments import MOST_SCALE
 from tablepuppet.prep.columns.selected import is_category, is_date, is_public
-from tablepuppet.prep.columns.statistics import NumberSummary
-from tablepuppet.prep.encode.encode import NO_DIGESTS
+from tablepuppet.prep.columns.statistics import NO_DIGESTS, NumberSummary
 from tablepuppet.prep.encode.specs import FARTHEST, NumberFunction, StepSpec
 from tablepuppet.prep.pipelines.label_sums import Folds, LabelSums
 from tablepuppet.prep.pipelines.moments import AtRanks, Moments, Places, Ranks

@@ -23,13 +23,12 @@ from tablepuppet.prep.encode.encode import (
     apply_encoding,
     drop_column,
 )
-from tablepuppet.prep.encode.private_encode import EncoderNoise
 from tablepuppet.prep.encode.program import Shapes, needed_for
 from tablepuppet.prep.encode.specs import Drop, Fill, Scale, StepSpec
 from tablepuppet.prep.pipelines.answers import Answers, AskedAnswers, answer_all
 from tablepuppet.prep.pipelines.draft import Column, Draft
 from tablepuppet.prep.pipelines.needs import Dropped, Later, Question, most_trips, questions_of
-from tablepuppet.prep.pipelines.noisy_answers import NoisyAnswers
+from tablepuppet.prep.pipelines.noisy_answers import EncoderNoise, NoisyAnswers
 from tablepuppet.prep.pipelines.pipeline import DEFAULT, Pipeline, refuse_with_noise
 from tablepuppet.prep.pipelines.steps.categories import list_categories
 from tablepuppet.prep.pipelines.steps.drops import drop_if_same

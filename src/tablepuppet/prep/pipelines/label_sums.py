@@ -34,8 +34,12 @@ from tablepuppet.party.release import Release
 from tablepuppet.party.returns import ROWS, Asked, Numbers, OfGroups, OfNoCell, Plain, Wrong
 from tablepuppet.prep.columns.label import ask_classes, ask_numbers, joined_classes, joined_numbers
 from tablepuppet.prep.columns.statistics import KeyFamily
-from tablepuppet.prep.encode.encode import read_frame
-from tablepuppet.prep.encode.program import check_steps, needed_for, run
+from tablepuppet.prep.encode.program import (
+    check_steps,
+    needed_for,
+    read_frame,
+    run,
+)
 from tablepuppet.prep.encode.specs import StepSpec, fold_numbers
 from tablepuppet.prep.pipelines.derived import wanted_codes
 from tablepuppet.sql.query import OutputColumn

@@ -9,7 +9,7 @@ from typing import Literal, get_args
 
 import numpy as np
 
-from tablepuppet.prep.encode.encode import NO_DIGESTS
+from tablepuppet.prep.columns.statistics import NO_DIGESTS
 from tablepuppet.prep.encode.specs import MOST_CODES, Cut, Lookup
 from tablepuppet.prep.pipelines.draft import Codes, Column, Draft, bounded
 from tablepuppet.prep.pipelines.needs import Dropped, Later

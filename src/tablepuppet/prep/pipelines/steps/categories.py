@@ -14,8 +14,7 @@ from numpy.typing import NDArray
 from tablepuppet.arrays import Digests
 from tablepuppet.errors import LearnError, PrivacyError
 from tablepuppet.prep.columns.selected import is_public
-from tablepuppet.prep.columns.statistics import CategorySummary
-from tablepuppet.prep.encode.encode import NO_DIGESTS
+from tablepuppet.prep.columns.statistics import NO_DIGESTS, CategorySummary
 from tablepuppet.prep.encode.specs import MOST_CODES, Hashed, Lookup, Other
 from tablepuppet.prep.pipelines.draft import Codes, Column, Draft, Kind, Weights
 from tablepuppet.prep.pipelines.moments import Moments
