@@ -52,18 +52,15 @@ class NoArrayError(LearnError, AttributeError):
 
 def check_settings(name: str, settings: dict[str, Any]) -> None:
     """LearnError for settings of a NumPy function other than those that X takes."""
-    strange = {
-        key for key, value in settings.items() if key not in ("axis", "keepdims") and not _is_default(key, value)
-    }
+    strange = set()
+    for key, value in settings.items():
+        is_default = value is KEYWORDS.get(key, np._NoValue) or value is np._NoValue
+        if key not in ("axis", "keepdims") and not (is_default or (key == "where" and value is True)):
+            strange.add(key)
     if strange == {"out"}:
         raise LearnError(f"X is not changed in place: write X = np.{name}(...), or X = X * 2 for X *= 2")
     if strange:
         raise LearnError(f"np.{name} of X takes no {', '.join(sorted(strange))}")
-
-
-def _is_default(key: str, value: Any) -> bool:
-    known = KEYWORDS.get(key, np._NoValue)
-    return value is known or value is np._NoValue or (key == "where" and value is True)
 
 
 def refuse(what: str, instead: str) -> NoReturn:

@@ -157,18 +157,18 @@ class Placement:
     def rules(self, alias: str) -> TableRules:
         """What policies, and rosters of secure sums, say of a table."""
         if alias not in self._published:
-            self._published[alias] = self._published_rules(alias)
+            shards = self._shards(alias)
+            self._published[alias] = TableRules(
+                self.client.plan.tables[alias].name,
+                any(shard.secure_sum for shard in shards),
+                next((shard for shard in shards if not shard.matrix), None),
+                self._forbids_values(alias),
+            )
         found = self._published[alias]
         if found.is_secured or alias not in self.client.secured.parties:
             return found
         instead = "or a relation of its own, fed.sql(...).matrix(), without secure_sum"
         return replace(found, is_secured=True, forbids_values=Forbidden(f"table {found.name!r}", "secure_sum", instead))
-
-    def _published_rules(self, alias: str) -> TableRules:
-        shards = self._shards(alias)
-        products = next((shard for shard in shards if not shard.matrix), None)
-        is_secured = any(shard.secure_sum for shard in shards)
-        return TableRules(self.client.plan.tables[alias].name, is_secured, products, self._forbids_values(alias))
 
     def _forbids_values(self, alias: str) -> Forbidden | None:
         for shard in self._shards(alias):

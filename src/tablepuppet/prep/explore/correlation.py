@@ -207,7 +207,11 @@ class _Pairs:
         sent.ask_numbers(columns if across else [])
         known = numbers_.read()
         for column in columns:
-            _check_values(column, known[column.name], step)
+            each = known[column.name]
+            if each.not_finite or (each.count and not (abs(each.mean) < LARGE and each.squares < LARGE**2)):
+                raise LearnError(
+                    f"{step}: column {column.name!r} has NaN, infinite or huge values; filter them in WHERE"
+                )
         place = {column.name: number for number, column in enumerate(columns)}
         own = {alias: [place[each.name] for each in listed] for alias, listed in asked.by_alias.items()}
         moments, replies = np.full((4, len(columns), len(columns)), np.nan), asked.replies.read()
@@ -216,7 +220,11 @@ class _Pairs:
                 merged, (reply["moments"] for reply in replies[alias]), np.zeros((4, len(places), len(places)))
             )
         if across:
-            tables = {alias: _sent_table(sent, known, asked.by_alias[alias]) for alias in own}
+            tables = {}
+            for alias, listed in asked.by_alias.items():
+                found, summaries = zip(*((sent.numbers(each), known[each.name]) for each in listed), strict=True)
+                least = max(each.least for each in found)
+                tables[alias] = TableColumns.of([each.values for each in found], summaries, least)
             fill_across(client.rows, tables, own, moments)
         aliases = np.array([column.alias for column in columns])
         sends = np.array([sends_across(client.plan, (column.alias,)) for column in columns], bool)
@@ -238,15 +246,3 @@ class _Pairs:
             found = both / size / size.T
         np.fill_diagonal(found, np.where(np.isnan(np.diag(found)), np.nan, 1.0))
         return np.asarray(np.clip(np.where(count > 1, found, np.nan), -1.0, 1.0))
-
-
-def _check_values(column: OutputColumn, known: NumberSummary, step: str) -> None:
-    """LearnError unless values and their squares are ordinary numbers."""
-    if known.not_finite or (known.count and not (abs(known.mean) < LARGE and known.squares < LARGE**2)):
-        raise LearnError(f"{step}: column {column.name!r} has NaN, infinite or huge values; filter them in WHERE")
-
-
-def _sent_table(sent: SentColumns, known: Mapping[str, NumberSummary], columns: Sequence[OutputColumn]) -> TableColumns:
-    """The columns of one table."""
-    found, summaries = [sent.numbers(column) for column in columns], [known[column.name] for column in columns]
-    return TableColumns.of([each.values for each in found], summaries, max(each.least for each in found))

@@ -128,7 +128,10 @@ def _exactly(client: Client, query: Query, max_categories: int, events: Events) 
     ]
     finite = [c for c in numbers if np.isfinite(rows[c.name]["std"]) and abs(rows[c.name]["mean"]) < 1e150]
     counted = {name: each.read() for name, each in asked.items()}
-    names = _ask_names(client, asked, counted)
+    frequent = {name: found.digests[_most_frequent(found)] for name, found in counted.items()}
+    names = ask_public_names(
+        client, [Coded(each.column, each.blinding, frequent[name]) for name, each in asked.items()]
+    )
     compared = _Compared.all_of(client, query, rows)
     for each in compared:
         each.ask(client, sent)
@@ -142,8 +145,16 @@ def _exactly(client: Client, query: Query, max_categories: int, events: Events) 
     warnings += [Warned(c.name, "unique", about_id(c)) for c in _numbers(query) if c.name in ids.read()]
     warnings += list(_duplicate_warnings(query, correlations))
     warnings += list(_category_warnings(counted, max_categories))
-    related = list(_related(client, compared, correlations, max_categories, sent))
-    warnings += list(_label_warnings(related))
+    related = []
+    for each in compared:
+        try:
+            related.append(_relate(client, each, correlations, max_categories, sent))
+        except (PrivacyError, LearnError) as error:  # not allowed, or too many categories
+            related.append(Related(each.column, each.label, withheld=isinstance(error, PrivacyError)))
+    for found in related:  # what predicts the label almost perfectly was mostly made from it, or is known only after it
+        if found.strength > LEAKS:
+            message = f"{found.measure} with {found.label.name} is {found.strength:.3f}"
+            warnings.append(Warned(found.column.name, "tells the label", message))
     label = None if query.label is None else query.label.name
     against = _without_numbers(client, query) | beside_label(client, related)
     return Profile(query.sql, joined, description, drawn, bars, correlations, warnings, label=label, against=against)
@@ -164,14 +175,6 @@ def _most_frequent(found: CategorySummary) -> NDArray[np.intp]:
     """Their places; of public columns, equally frequent ones have the same order in every profile."""
     ties = found.ties if len(found.ties) else np.zeros(len(found.weights), np.uint64)
     return np.lexsort((ties, -found.weights))[:SHOWN]
-
-
-def _ask_names(
-    client: Client, asked: Mapping[str, CategoryStatistics], counted: Mapping[str, CategorySummary]
-) -> CategoryNames:
-    """Ask for the names of the most frequent categories of public columns."""
-    frequent = {name: found.digests[_most_frequent(found)] for name, found in counted.items()}
-    return ask_public_names(client, [Coded(each.column, each.blinding, frequent[name]) for name, each in asked.items()])
 
 
 def _bars(
@@ -304,25 +307,6 @@ class _Compared:
                 find_category(client.plan, each.name, "profile")
             sent.ask_codes(coded)
             sent.ask_numbers([each for each in pair if each not in coded])
-
-
-def _label_warnings(related: Sequence[Related]) -> Iterator[Warned]:
-    """Features that predict the label almost perfectly: usually they were made from it, or are known only after it."""
-    for each in related:
-        if each.strength > LEAKS:
-            message = f"{each.measure} with {each.label.name} is {each.strength:.3f}"
-            yield Warned(each.column.name, "tells the label", message)
-
-
-def _related(
-    client: Client, compared: Sequence[_Compared], correlations: ColumnMatrix | None, most: int, sent: SentColumns
-) -> Iterator[Related]:
-    """How each feature and the label depend on each other, from 0 to 1, where it can be known."""
-    for each in compared:
-        try:
-            yield _relate(client, each, correlations, most, sent)
-        except (PrivacyError, LearnError) as error:  # not allowed, or too many categories
-            yield Related(each.column, each.label, withheld=isinstance(error, PrivacyError))
 
 
 def _relate(

@@ -131,18 +131,11 @@ def _weights(table: LocalTable, view: str, column: CodedColumn, size: int) -> ND
     return np.where(table.grant.is_group(rows_by(rows, column.codes, size)), found, 0.0)
 
 
-def _read_for(steps: Sequence[StepSpec], names: Sequence[str]) -> set[str]:
-    """The columns that steps read for some columns, and these."""
-    return {*names, *(each for step in needed_for(steps, names) for each in step.reads)}
-
-
 def _hidden(table: LocalTable, steps: Sequence[StepSpec], name: str) -> list[str]:
     """The columns that are not public among those that a column is made of."""
-    return sorted(
-        each
-        for each in _read_for(steps, [name])
-        if each in table.snapshot.scan.outputs and table.level(each) is not Level.PUBLIC
-    )
+    read = {name, *(each for step in needed_for(steps, [name]) for each in step.reads)}
+    outputs = table.snapshot.scan.outputs
+    return sorted(each for each in read if each in outputs and table.level(each) is not Level.PUBLIC)
 
 
 def _count(table: LocalTable, view: str, wanted: Sequence[str], steps: Sequence[StepSpec]) -> None:

@@ -206,20 +206,18 @@ def encoders(
     sizes = {column.name: len(digests) for column, digests in table.categories}
     shapes = Shapes.of([column.name for column in table.numbers], sizes, table.steps)
     numbers = tuple(_number(live[name], *last[name]) for name in shapes.numbers)
-    categories = tuple(_category(live[name], draft) for name in shapes.coded)
-    return numbers, categories, table
+    categories = []
+    for name in shapes.coded:
+        codes, weights = live[name].codes.get(), draft.weights(live[name]).get()
+        shares = () if draft.is_noisy else tuple((weights / draft.rows).tolist())
+        categories.append(CategoryEncoder(live[name].column, codes.digests, shares, codes.more))
+    return numbers, tuple(categories), table
 
 
 def _number(column: Column, mean: float, scale: float) -> NumberEncoder:
     assert column.moments is not None, "the fit is finished"
     moments = column.moments.get()
     return NumberEncoder(column.column, mean, scale, moments.mean, moments.square, moments.std)
-
-
-def _category(column: Column, draft: Draft) -> CategoryEncoder:
-    codes, weights = column.codes.get(), draft.weights(column).get()
-    shares = () if draft.is_noisy else tuple((weights / draft.rows).tolist())
-    return CategoryEncoder(column.column, codes.digests, shares, codes.more)
 
 
 def _fold(program: list[StepSpec], names: Iterable[str]) -> tuple[list[StepSpec], dict[str, tuple[float, float]]]:

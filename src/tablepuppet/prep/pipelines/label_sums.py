@@ -177,7 +177,9 @@ class AskedLabels:
         count, total, square = [np.einsum("cf,lcf->lc", each[:-1], left) for each in grid]
         means, about = _centred(count, total, square)
         whole = [each.sum(axis=0) for each in grid]  # by fold
-        apart = np.ones((len(left), folds.count)) if self.least(column) > 1 else _other_folds(folds.count)
+        apart = np.ones((len(left), folds.count))  # the folds of each line: all, then all but one
+        if folds.count > 1 and self.least(column) <= 1:
+            apart[1:] -= np.eye(folds.count)
         prior_count, prior_total, prior_square = [apart @ each for each in whole]
         prior_means, prior_about = _centred(prior_count, prior_total, prior_square)
         return LabelSums(
@@ -271,11 +273,6 @@ def _left(parts: NDArray[np.intp], folds: int) -> Array:
     whole = np.ones((1, len(parts), folds), bool)
     lines = whole if folds == 1 else np.concatenate([whole, others])
     return (lines & (parts > 0)[None, :, None]).astype(np.float64)
-
-
-def _other_folds(folds: int) -> Array:
-    """The folds of each line, (lines, folds): all, then all but one."""
-    return np.ones((1, 1)) if folds == 1 else np.concatenate([np.ones((1, folds)), 1.0 - np.eye(folds)])
 
 
 def _centred(count: Array, total: Array, square: Array) -> tuple[Array, Array]:
