@@ -58,7 +58,6 @@ class LazyArray(NDArrayOperatorsMixin, ColumnProducts):
 
     @property
     def size(self) -> int:
-        """How many numbers it has."""
         return int(self.shape[0] * self.shape[1])
 
     def __bool__(self) -> bool:

@@ -86,7 +86,6 @@ class PricedStep:
 
     @classmethod
     def transposed(cls, vectors: Mapping[str, int], products: ByTables) -> PricedStep:
-        """X.T @ U."""
         by_column, by_row = _sizes(vectors, products)
         return cls("X.T @ U", by_row, by_column)
 

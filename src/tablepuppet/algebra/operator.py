@@ -83,27 +83,21 @@ class ProductOperator(LinearOperator):  # type: ignore[misc] # SciPy has no type
         super().__init__(np.dtype(np.float64), shape)
 
     def times(self, directions: ArrayLike) -> Array:
-        """A V."""
         raise NotImplementedError
 
     def transposed_times(self, values: ArrayLike) -> Array:
-        """A^T U."""
         raise NotImplementedError
 
     def matvec(self, x: ArrayLike) -> Array:
-        """A x."""
         return self.times(x)
 
     def matmat(self, X: ArrayLike) -> Array:
-        """A X."""
         return self.times(X)
 
     def rmatvec(self, x: ArrayLike) -> Array:
-        """A^T x."""
         return self.transposed_times(x)
 
     def rmatmat(self, X: ArrayLike) -> Array:
-        """A^T X."""
         return self.transposed_times(X)
 
     _matvec, _matmat, _rmatvec, _rmatmat = matvec, matmat, rmatvec, rmatmat  # as operators made of others call them
@@ -149,11 +143,9 @@ class Transposed(ProductOperator):
         self._operator = operator
 
     def times(self, directions: ArrayLike) -> Array:
-        """A^T V."""
         return self._operator.transposed_times(directions)
 
     def transposed_times(self, values: ArrayLike) -> Array:
-        """A U."""
         return self._operator.times(values)
 
     def _transpose(self) -> ProductOperator:
@@ -199,12 +191,10 @@ class RowScaled(ProductOperator):
         self.operator, self.weights = operator, weights
 
     def times(self, directions: ArrayLike) -> Array:
-        """diag(weights) A V."""
         found = self.operator.times(directions)
         return np.asarray(found * (self.weights if found.ndim == 1 else self.weights[:, None]))
 
     def transposed_times(self, values: ArrayLike) -> Array:
-        """A^T diag(weights) U."""
         given = np.asarray(values, np.float64)
         if len(given) != self.shape[0]:
             return self.operator.transposed_times(given)  # which says what does not fit

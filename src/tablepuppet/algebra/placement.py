@@ -311,7 +311,6 @@ class StepCosts(ShownAsTable):
         self.plan, self.steps = plan, {each.step: each for each in steps}
 
     def table_view(self) -> TableView:
-        """For people."""
         sides: dict[str, Align] = {
             "step": "left", "where": "left", "trips": "right", "bytes": "right", "runs so far": "right",
             "their trips": "right", "their bytes": "right", "seconds": "right",

@@ -96,7 +96,6 @@ class Drift(TableResult):
         )
 
     def table_view(self) -> TableView:
-        """One row per column."""
         rows = [[each.column, _cell(each.psi), _cell(each.ks), each.verdict] for each in self]
         return TableView("Drift", {"column": "left", "PSI": "right", "KS": "right", "drift": "left"}, rows)
 

@@ -83,7 +83,6 @@ class Slices(TableResult):
         )
 
     def table_view(self) -> TableView:
-        """One row per slice, for people."""
         named = {"wrong": "share of wrong classes", "log_loss": "log loss"}.get(self.kind, f"{self.kind} error")
         title = f"Worst slices of {self.rows:,} joined rows; {named} {shown(self.mean_error)} in all"
         rows = [[str(each), f"{each.size:,}", shown(each.mean_error), shown(each.score)] for each in self]

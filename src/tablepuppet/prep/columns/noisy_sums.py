@@ -89,7 +89,6 @@ class RowsOnce:
 
     @cached_property
     def weights(self) -> Array:
-        """How often each row counts."""
         return np.asarray(np.minimum(self.table.rows_once(self.view).counts, self.times), np.float64)
 
     def values(self, name: str) -> tuple[Array, NDArray[np.bool_]]:
@@ -153,7 +152,6 @@ class KnownBounds:
     """For each column the policy's bounds, a lower and a higher number, or NaN twice."""
 
     def check(self, value: Any, asked: Asked, reply: Mapping[str, Any]) -> None:
-        """Raise `Wrong` unless it is such an array."""
         Numbers(("columns", 2), finite=False).check(value, asked, reply)
         value = value.astype(np.float64)
         open_, bounded = np.isnan(value).all(axis=1), (np.abs(value) <= FARTHEST_BOUND).all(axis=1)
@@ -166,7 +164,6 @@ class DistinctDigests:
     """How many digests there are."""
 
     def check(self, value: Any, asked: Asked, reply: Mapping[str, Any]) -> None:
-        """Raise `Wrong` unless it is their number."""
         Plain(int, 0).check(value, asked, reply)
         Digests(MOST_LISTED).check(reply["digests"], asked, reply)
         if value != len(reply["digests"]):

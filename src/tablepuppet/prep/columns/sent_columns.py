@@ -127,7 +127,6 @@ class SentColumns:
         return blinding, self._client.ask("columns.codes", lambda alias, _: given if alias == column.alias else None)
 
     def numbers(self, column: OutputColumn) -> SentColumn:
-        """A numeric column."""
         self.ask_numbers([column])
         if column.name not in self._numbers:
             asked, alias = self._asked_numbers[column.name], column.alias

@@ -46,7 +46,6 @@ class NumberSums:
     """Sums of columns as `number_statistics` returns them: counts are of the joined rows, squares are not negative."""
 
     def check(self, value: Any, asked: Asked, reply: Mapping[str, Any]) -> None:
-        """Raise `Wrong` unless it is such an array."""
         check_sums(value, "columns", asked, reply)
 
 
@@ -68,7 +67,6 @@ class CategoryWeights:
     """The weights of all categories: with missing rows they add up to the joined rows. Empty if there are too many."""
 
     def check(self, value: Any, asked: Asked, reply: Mapping[str, Any]) -> None:
-        """Raise `Wrong` unless it is such an array."""
         Numbers(("digests",), least=0.0, most=JOINED).check(value, asked, reply)
         distinct, most = reply["distinct"], asked.arguments["most"]
         is_listed = most is None or distinct <= most
@@ -329,7 +327,6 @@ class NumberStatistics:
         self._asked = AskedColumns(client, "statistics.numbers", columns, lambda _: {"shape": True} if shape else {})
 
     def read(self) -> dict[str, NumberSummary]:
-        """By column."""
         return {
             column.name: summary
             for _, listed, shards in self._asked.by_table("sums")
@@ -380,7 +377,6 @@ class CategoryStatistics:
         self._pending = client.ask("statistics.categories", lambda alias, _: asked if alias == column.alias else None)
 
     def read(self) -> CategorySummary:
-        """Over all shards."""
         return merge_categories(self._pending.read()[self.column.alias])
 
 

@@ -94,7 +94,6 @@ class CategoryEncoder:
 
     @property
     def size(self) -> int:
-        """How many codes there are."""
         return len(self.digests) + len(self.more)
 
     @property
@@ -113,7 +112,6 @@ class TableSteps:
 
     @property
     def columns(self) -> list[OutputColumn]:
-        """All that is read."""
         return [*self.numbers, *(column for column, _ in self.categories)]
 
 
@@ -146,7 +144,6 @@ class Encoding:
         return [name for encoder in encoders for name in encoder.names]
 
     def columns(self, alias: str) -> int:
-        """Columns of a table that are encoded."""
         return len(self.numbers[alias]) + len(self.categories[alias])
 
     def table(self, alias: str) -> TableSteps:

@@ -48,12 +48,10 @@ class Shapes:
 
     @property
     def numbers(self) -> list[str]:
-        """Columns of numbers."""
         return [name for name, size in self.sizes.items() if size == NUMBERS]
 
     @property
     def coded(self) -> dict[str, int]:
-        """Columns of codes, with how many."""
         return {name: size for name, size in self.sizes.items() if size != NUMBERS}
 
     def follow(self, step: StepSpec) -> None:

@@ -96,11 +96,9 @@ class NumberFunction(ColumnStep, frozen=True):
     """A rising function of each number."""
 
     def values(self, values: Array) -> Array:
-        """The function's values."""
         raise NotImplementedError
 
     def value(self, value: float) -> float:
-        """The function's value for one number."""
         return float(self.values(np.array([value]))[0])
 
     def run(self, frame: Frame) -> AnyColumn:
@@ -288,7 +286,6 @@ class Product(FittedStep, frozen=True, tag="product"):
 
     @property
     def reads(self) -> Sequence[str]:
-        """The columns that it reads."""
         return self.factors
 
     def run(self, frame: Frame) -> AnyColumn:

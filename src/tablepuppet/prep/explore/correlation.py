@@ -61,7 +61,6 @@ class Moments:
     """Moments of each pair of columns (pair_moments.py), NaN where nothing is released: counts are of joined rows."""
 
     def check(self, value: Any, asked: Asked, reply: Mapping[str, Any]) -> None:
-        """Raise `Wrong` unless it is such an array."""
         size = len(asked.arguments["columns"])
         Numbers((4, size, size), finite=False).check(value, asked, reply)
         count = value[COUNT][~np.isnan(value[COUNT])]
@@ -138,7 +137,6 @@ class ColumnMatrix(TableResult):
         return pa.table([pa.array(self.columns, pa.string()), *numbers_], names=["column", *self.columns])
 
     def table_view(self) -> TableView:
-        """A square table."""
         lines = zip(self.columns, self.values.tolist(), self.withheld.tolist(), strict=True)
         rows = [[name, *map(self._cell, line, withheld)] for name, line, withheld in lines]
         return TableView(self.title, aligned([""], self.columns), rows)

@@ -45,7 +45,6 @@ class DisjointCells:
     """The least words of cells, rising within each bucket, with the largest ones in ``highs``; none overlap."""
 
     def check(self, value: Any, asked: Asked, reply: Mapping[str, Any]) -> None:
-        """Raise `Wrong` unless they are such cells."""
         highs, sizes = reply["highs"], np.asarray(reply["sizes"])
         for each in (value, highs):
             if not isinstance(each, np.ndarray) or each.dtype != np.uint64 or each.ndim != 1:
@@ -267,7 +266,6 @@ class Distributions:
         self._asked = self._ask({name: range(len(each.shards)) for name, each in self._columns.items()})
 
     def read(self) -> dict[str, Distribution]:
-        """By column."""
         parts: dict[str, dict[int, KnownCells]] = {}
         for listed, pending in self._asked:
             replies = pending.read()

@@ -58,7 +58,6 @@ class GroupSums:
     """Count, mean and sum of squares about it for each kept category; the last line is for pooled categories."""
 
     def check(self, value: Any, asked: Asked, reply: Mapping[str, Any]) -> None:
-        """Raise `Wrong` unless it is such an array."""
         lines = len(reply["digests"]) + 1 if reply["count"] <= asked.arguments["most"] else 1
         Numbers((lines, 3), finite=False).check(value, asked, reply)
         count, _, squares = value.T
@@ -156,7 +155,6 @@ class GroupMeans(TableResult):
 
     @property
     def means(self) -> Array:
-        """By group."""
         return self.sums[:, 1]
 
     @property
@@ -177,7 +175,6 @@ class GroupMeans(TableResult):
         )
 
     def table_view(self) -> TableView:
-        """One row per group."""
         rows = [
             [
                 group,

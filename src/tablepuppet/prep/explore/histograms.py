@@ -54,7 +54,6 @@ class BinCounts:
     """Joined rows by column and bin."""
 
     def check(self, value: Any, asked: Asked, reply: Mapping[str, Any]) -> None:
-        """Raise `Wrong` unless it is such an array."""
         Numbers(("columns", "bins"), least=0.0, most=JOINED).check(value, asked, reply)
         if asked.joined is not None and (value.sum(axis=1) > asked.joined).any():
             raise Wrong("has counts of more rows than are joined")

@@ -33,7 +33,6 @@ class NoisyDistribution:
 
     @cached_property
     def edges(self) -> Array:
-        """Of the fine bins."""
         return np.linspace(self.low, self.high, FINE + 1)
 
     @cached_property

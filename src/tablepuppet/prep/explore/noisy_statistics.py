@@ -143,7 +143,6 @@ class Spent(ShownAsTable):
         return f"epsilon {number(self.epsilon)} at delta {self.delta:g} (noisy releases: {made}{booked})"
 
     def table_view(self) -> TableView:
-        """One row per table."""
         rows = [
             [name, number(epsilon), f"{self.delta:g}", f"{self.releases[name]:,}", number(self.multipliers[name], 3)]
             for name, epsilon in self.tables.items()

@@ -88,7 +88,6 @@ class FoundOutliers(TableResult):
         return arrow_table(rows, _SCHEMA)
 
     def table_view(self) -> TableView:
-        """One row per column; counts that are estimates are marked."""
         sides = aligned(("column", "table"), ("low", "high", "below", "above", "share"))
         return TableView(f"Outliers: {self._rule}", sides, [_cells(each) for each in self._found.values()])
 

@@ -87,7 +87,6 @@ class Quantiles(TableResult):
         return arrow_table(rows, _SCHEMA if self.spent is None else _NOISY)
 
     def table_view(self) -> TableView:
-        """One row per column, one column per quantile; estimates are marked."""
         rows = [
             [column.name, column.alias, *(_cell(column, value) for value in values)]
             for column, values in self._found.items()
@@ -187,4 +186,4 @@ def between(one: ArrayLike, other: ArrayLike, parts: ArrayLike) -> Array:
         away = high - low
         found = np.where(part >= 0.5, high - away * (1 - part), low + away * part)  # from the nearer one
         overflows = np.isinf(away) & np.isfinite(low) & np.isfinite(high)  # as NumPy does
-        return np.where(overflows, low * (1.0 - part) + high * part, found)
+        return np.asarray(np.where(overflows, low * (1.0 - part) + high * part, found))

@@ -43,7 +43,6 @@ class DerivedSums:
     """For each wanted column of numbers, the sums that ``statistics.numbers`` returns for columns as they are read."""
 
     def check(self, value: Any, asked: Asked, reply: Mapping[str, Any]) -> None:
-        """Raise `Wrong` unless it is such an array."""
         check_sums(value, len(wanted_numbers(asked.arguments)), asked, reply)
 
 
@@ -52,7 +51,6 @@ class DerivedWeights:
     """Joined rows by code, of one wanted column of codes after the other."""
 
     def check(self, value: Any, asked: Asked, reply: Mapping[str, Any]) -> None:
-        """Raise `Wrong` unless it is such an array."""
         codes = sum(wanted_codes(asked.arguments).values())
         Numbers((codes,), least=0.0, most=JOINED).check(value, asked, reply)
 

@@ -81,7 +81,6 @@ class Codes:
 
     @property
     def size(self) -> int:
-        """How many there are."""
         return len(self.digests) + len(self.more)
 
 
@@ -136,12 +135,10 @@ class Column:
 
     @property
     def name(self) -> str:
-        """What it is called."""
         return self.column.name
 
     @property
     def alias(self) -> str:
-        """Of its table."""
         return self.column.alias
 
     @property
@@ -176,7 +173,6 @@ class Draft:
 
     @property
     def rows(self) -> float:
-        """Joined rows."""
         assert self._client is not None, "nothing is computed without parties"
         rows = float(len(self._client.rows))
         return max(rows, 1.0) if self.is_noisy else rows

@@ -53,7 +53,6 @@ class DerivedCodes:
     """The code of each wanted column for every row: `NO_CODE`, a listed code, or one code more if it is missing."""
 
     def check(self, value: Any, asked: Asked, reply: Mapping[str, Any]) -> None:
-        """Raise `Wrong` unless it is such an array."""
         Numbers((ROWS, "wanted"), "i", least=NO_CODE).check(value, asked, reply)
         sizes = np.array(list(wanted_codes(asked.arguments).values()))
         if value.size and (value.max(axis=0) > sizes).any():

@@ -70,7 +70,6 @@ class Pipeline:
         return "\n".join(map(str, self.steps))
 
     def declare(self, draft: Draft) -> None:
-        """Declare all steps."""
         for step in self.steps:
             draft.step = step.name
             columns = step.selected(draft)

@@ -37,7 +37,6 @@ class Bin(PrepStep):
         return "use Bin(n, 'width'), which cuts between bounds" if self.how == "height" else ""
 
     def declare(self, column: Column, draft: Draft) -> None:
-        """It learns the edges."""
         source, name = column.column, column.name
 
         def rising(values: Iterable[float]) -> list[float]:

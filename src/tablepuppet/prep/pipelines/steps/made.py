@@ -39,7 +39,6 @@ class DateParts(PrepStep):
         return draft.select(wanted, self.takes, ())
 
     def declare(self, column: Column, draft: Draft) -> None:
-        """Nothing is learned."""
         named = f"column {column.column.qualified} ({column.column.type})"
         self.need(column.is_source and is_date(column.column), f"{named} is no date or timestamp")
         self.need(column.is_unchanged, f"{named} is changed by an earlier step; put DateParts first")
@@ -67,7 +66,6 @@ class Polynomial(PrepStep):
     interaction_only: bool = False
 
     def declare_all(self, columns: Sequence[Column], draft: Draft) -> None:
-        """Nothing is learned."""
         by_table: dict[str, list[Column]] = {}
         for column in columns:
             by_table.setdefault(column.alias, []).append(column)

@@ -24,7 +24,6 @@ class Standardize(PrepStep):
     advice: ClassVar[str] = ""
 
     def declare(self, column: Column, draft: Draft) -> None:
-        """It learns mean and deviation."""
         known = draft.usable(column)
         scale_by(draft, column, Later(_standard, known))
 
@@ -55,7 +54,6 @@ class MinMax(PrepStep):
         )
 
     def declare(self, column: Column, draft: Draft) -> None:
-        """It learns the ends."""
 
         def between(ends: tuple[float, float]) -> tuple[float, float]:
             scale = (ends[1] - ends[0]) / (self.high - self.low) or 1.0
@@ -80,7 +78,6 @@ class Robust(PrepStep):
         object.__setattr__(self, "quantile_range", tuple(ends))
 
     def declare(self, column: Column, draft: Draft) -> None:
-        """It learns median and percentiles."""
         low, high = self.quantile_range
         found = draft.quantiles(column, [0.5, low / 100, high / 100])
         scale_by(draft, column, Later(lambda found: (found[0], found[2] - found[1] or 1.0), found))
@@ -146,5 +143,4 @@ class Power(PrepStep):
     exponent: float = setting(0.5, "a number from 0.001 to 1000", lambda exponent: is_number(exponent, 1e-3, 1e3))
 
     def declare(self, column: Column, draft: Draft) -> None:
-        """Nothing is learned."""
         draft.apply(column, Exponent, column.name, float(self.exponent))
