@@ -98,20 +98,17 @@ class Order:
 
     def mapped(self, function: Later[Callable[[float], float]]) -> Order:
         """After a rising function."""
-        ranks = Later(lambda ranks, function: ranks.mapped(function), self.ranks, function)
-        return replace(self, ranks=ranks)
+        return replace(self, ranks=Later(Ranks.mapped, self.ranks, function))
 
     def filled(self, missing: Later[float], fill: Later[float]) -> Order:
         """With one more value, in this number of rows."""
-        places = Later(lambda places, missing: places.filled(missing), self.places, missing)
-        ranks = Later(lambda ranks, missing, fill: ranks.filled(missing, fill), self.ranks, missing, fill)
-        return replace(self, places=places, ranks=ranks)
+        places = Later(Places.filled, self.places, missing)
+        return replace(self, places=places, ranks=Later(Ranks.filled, self.ranks, missing, fill))
 
     def shortened(self, below: Later[float], count: Later[float]) -> Order:
         """Without the ``below`` lowest rows; ``count`` are left."""
-        places = Later(lambda places, below, count: places.shortened(below, count), self.places, below, count)
-        ranks = Later(lambda ranks, below, count: ranks.shortened(below, count), self.ranks, below, count)
-        return replace(self, has_ends=False, places=places, ranks=ranks)
+        places = Later(Places.shortened, self.places, below, count)
+        return replace(self, has_ends=False, places=places, ranks=Later(Ranks.shortened, self.ranks, below, count))
 
 
 @dataclass
