@@ -83,7 +83,7 @@ class RowsOnce:
         return cls(table, view, columns, times)
 
     @cached_property
-    def kept(self) -> NDArray[np.bool_]:
+    def not_null(self) -> NDArray[np.bool_]:
         """Which rows are no null records."""
         return ~self.table.null_rows(self.columns, self.view)
 
@@ -94,11 +94,11 @@ class RowsOnce:
     def values(self, name: str) -> tuple[Array, NDArray[np.bool_]]:
         """(the numbers of a column, which rows have a finite one and are no null records)."""
         values, present = numbers(self.table.column(name, self.view))
-        return values, present & self.kept & np.isfinite(values)
+        return values, present & self.not_null & np.isfinite(values)
 
     def present(self, name: str) -> NDArray[np.bool_]:
         """Which rows have a value of any type and are no null records."""
-        return np.asarray(pc.is_valid(self.table.column(name, self.view)).to_numpy()) & self.kept
+        return np.asarray(pc.is_valid(self.table.column(name, self.view)).to_numpy()) & self.not_null
 
 
 def is_group(table: LocalTable, counts: Array, times: int = 1) -> bool:
@@ -348,7 +348,7 @@ def categories(
         return blind([table.column(column, view)], [family], key)
 
     def by_category(size: int, codes: NDArray[np.integer]) -> Array:
-        counts = np.bincount(codes[rows.kept], rows.weights[rows.kept], minlength=size + 1)
+        counts = np.bincount(codes[rows.not_null], rows.weights[rows.not_null], minlength=size + 1)
         return np.asarray(counts[:size], np.float64)
 
     if listed is not None:
