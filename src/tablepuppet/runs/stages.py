@@ -15,6 +15,7 @@ from tablepuppet.runs.events import ENDED_BY, UP_TO, Event, State, state_of
 from tablepuppet.runs.figures import number, seconds
 
 GOES_ON_AS = {"prepare": "fit"}  # one line for both
+_ENDS_BEFORE = UP_TO - set(ENDED_BY.values())  # by the next stage of its run, without an event of its own
 REMEMBERED = 100  # stages that have ended
 PATIENCE = 0.5  # seconds: what ends sooner is not worth a line, but for what says how it ended
 
@@ -113,9 +114,9 @@ class Stage:
         """A fit within it has ended."""
         self._within.pop(run, None)
 
-    def end(self, state: State) -> None:
-        """It has ended, and nothing goes on within it any more."""
-        self.state, self.inner = state, None
+    def end_within(self) -> None:
+        """Nothing goes on within it any more."""
+        self.inner = None
         self._within.clear()
 
     def is_worth_showing(self, patience: float = PATIENCE) -> bool:
@@ -152,27 +153,30 @@ class Stages:
             outer.forget(event.run)
         stage = None if name is None or outer is not None else self._running(event.run, name)
         if stage is not None:
-            stage.message, stage.now = event.message, time.monotonic()
-            stage.end("ended")
+            stage.message, stage.state, stage.now = event.message, "ended", time.monotonic()
+            stage.end_within()
         return stage
 
     def settle(self) -> None:
         """End stages whose run has ended: an exception has stopped them, or they end with it."""
+        now = time.monotonic()
         for stage in self.lines:
             if stage.state != "runs":
                 continue
-            stage.now = time.monotonic()
-            if stage.run is not None and (state := state_of(stage.run)) != "runs":
-                stage.end(state)
+            stage.now = now
+            if stage.run is not None:
+                stage.state = state_of(stage.run)
+            if stage.state != "runs":
+                stage.end_within()
             elif stage.inner is not None:
-                stage.inner.now = stage.now
+                stage.inner.now = now
 
     def stop(self) -> None:
         """Nobody will hear of what still runs: it was stopped."""
         self.settle()
         for stage in self.lines:
-            if stage.state == "runs":
-                stage.end("stopped")
+            stage.state = "stopped" if stage.state == "runs" else stage.state
+            stage.end_within()
 
     def _forget(self) -> None:
         """Forget stages that ended long ago: a script may predict a million times."""
@@ -183,39 +187,38 @@ class Stages:
 
     def _around(self, event: Event) -> Stage | None:
         """The running stage of a run around that of the event."""
-        within = event.run or ""
-        for stage in reversed(self.lines) if "." in within else ():
-            if stage.state == "runs" and stage.run is not None and within.startswith(f"{stage.run}."):
+        for stage in reversed(self.lines):
+            if stage.state == "runs" and stage.run and event.run and event.run.startswith(f"{stage.run}."):
+                return stage
+        return None
+
+    def _running(self, run: str | None, name: str) -> Stage | None:
+        for stage in reversed(self.lines):
+            if stage.state == "runs" and stage.run == run and stage.name == name:
                 return stage
         return None
 
     def _advance(self, event: Event) -> Stage:
-        for other in self.lines:  # one that ends when it is good enough has ended when the next of its run goes on
-            is_other = other.state == "runs" and other.run == event.run and other.name != event.name
-            if is_other and other.name in UP_TO - set(ENDED_BY.values()):
-                other.end("ended")
-        stage, earlier, done = self._running(event.run, event.name), self._goes_on(event), event.fields["done"]
+        stage = earlier = None  # the stage that runs under this name; one of the run that has ended and goes on so
+        for other in reversed(self.lines):
+            if other.run != event.run:
+                continue
+            if other.name != event.name and other.name in _ENDS_BEFORE and other.state == "runs":
+                other.state = "ended"  # it was good enough, and the next of its run goes on
+                other.end_within()
+            if stage is None and other.name == event.name and other.state == "runs":
+                stage = other
+            if earlier is None and other.state == "ended" and GOES_ON_AS.get(other.name) == event.name:
+                earlier = other
+        done = event.fields["done"]
         if stage is not None and (earlier is not None or done == 0 or done < stage.done):
-            stage.end("stopped")  # it failed, and its caller went on
-            stage = None
+            stage.end_within()
+            stage.state, stage = "stopped", None  # it failed, and its caller went on
         stage = stage or earlier
         if stage is None:
             stage = Stage(event.name, event.run, event.message, 0, 0)
             self.lines.append(stage)
         stage.advance(event)
         if stage.state != "runs":
-            stage.end(stage.state)
+            stage.end_within()
         return stage
-
-    def _running(self, run: str | None, name: str) -> Stage | None:
-        for stage in reversed(self.lines):
-            if stage.state == "runs" and (stage.run, stage.name) == (run, name):
-                return stage
-        return None
-
-    def _goes_on(self, event: Event) -> Stage | None:
-        """The stage that has ended and goes on as this one, of the same run."""
-        for stage in reversed(self.lines) if event.name in GOES_ON_AS.values() else ():
-            if stage.state == "ended" and stage.run == event.run and GOES_ON_AS.get(stage.name) == event.name:
-                return stage
-        return None

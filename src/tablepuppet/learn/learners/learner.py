@@ -68,7 +68,8 @@ class Learner(Planner):
 
     error_kinds: ClassVar[tuple[str, ...]] = ()  # of a joined row, the usual one first
     _own_patience: ClassVar[int] = OWN_PATIENCE  # rounds at least, on rows that the learner held out itself
-    _constant: Mapping[str, float] = MappingProxyType({})  # loss and metric without features on the rows of the fit
+    # Loss and metric without features on the rows of the fit; without an annotation it is no argument.
+    _constant = cast("Mapping[str, float]", MappingProxyType({}))
 
     l2: float = setting(
         default=1e-6,
