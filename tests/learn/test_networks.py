@@ -15,7 +15,7 @@ import tablepuppet as tp
 from tablepuppet.baselines import Centralized
 from tablepuppet.baselines.pooled import joined_tables
 from tablepuppet.learn.network.lbfgs import two_loop
-from tablepuppet.learn.tables.network import NetworkTable
+from tablepuppet.learn.tables.dense import Network
 from tablepuppet.prep.columns.label import ask_classes, ask_numbers, joined_classes, joined_numbers
 from tests.learn.materialised import ALL, JOIN, Array, shop, side_by_side
 from tests.relations import federation, record_wire
@@ -64,7 +64,7 @@ class Joined:
         self.intercept = torch.tensor(begin, requires_grad=True)
         self.modules = {}
         for alias, table in tables.items():
-            network = NetworkTable.over(table.width, model.hidden, outputs)
+            network = Network(model.hidden, outputs).over(table.width)
             theta = network.start(model.seed, alias, table.dense.shape[1])
             self.modules[alias] = _module(network.layers(theta))
 

@@ -137,7 +137,8 @@ def _train_linear(
     thetas = np.split(theta, ends)[:-1]  # what follows the last table is nothing
     spec = learner.spec(loss.outputs)
     parts = {
-        alias: TableParameters(spec.over(tables[alias].width), part) for alias, part in zip(tables, thetas, strict=True)
+        alias: TableParameters(spec.over(tables[alias].width, alias), part)
+        for alias, part in zip(tables, thetas, strict=True)
     }
     return PooledModel(encoding, parts, loss.outputs), intercept
 

@@ -21,8 +21,7 @@ from tablepuppet.learn.learners.fedonce import FedOnce, FedOnceClassifier
 from tablepuppet.learn.learners.not_fitted import check_fitted
 from tablepuppet.learn.learners.planner import tables_of
 from tablepuppet.learn.learners.split import SplitNN, SplitNNClassifier, SplitNNRegressor
-from tablepuppet.learn.tables.network import need_torch
-from tablepuppet.learn.threads import one_thread
+from tablepuppet.learn.threads import need_torch, one_thread
 from tablepuppet.privacy.settings import Privacy
 from tablepuppet.relation import Relation
 
