@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pyarrow as pa
@@ -150,11 +150,13 @@ class Squares(Spec, frozen=True, tag_field="kind", tag="squares"):
         return Linear(self.outputs).theta_shape(width)
 
     def over(self, width: int, alias: str = "") -> SquaresTable:
-        return SquaresTable(width, self)
+        return SquaresTable(width, cast(Any, self))
 
 
 class SquaresTable(LinearTable):
     """What parties compute."""
+
+    spec: Any
 
     def predict(self, theta: NDArray[Any], table: EncodedTable) -> NDArray[Any]:
         return super().predict(theta, squared(table))

@@ -26,6 +26,7 @@ from tablepuppet.spelling import did_you_mean
 if TYPE_CHECKING:
     from torch import nn
 
+NORM_MOMENTUM = 0.01  # of TabNet's first batch norm: how far running statistics move with a batch
 ENTRY_POINTS = "tablepuppet.bottoms"
 Side = Annotated[int, Meta(ge=1, le=1_000)]
 Pixels = Sequence[Annotated[int, Meta(ge=0, le=2**31)]]

@@ -8,8 +8,9 @@ from typing import Any
 import numpy as np
 
 from tablepuppet.arrays import Array, Floats
+from tablepuppet.learn.split.bottoms import NORM_MOMENTUM
 from tablepuppet.learn.split.ops import wide
-from tablepuppet.learn.split.tabnet_table import NORM_MOMENTUM, TabNetTable
+from tablepuppet.learn.split.tabnet_table import TabNetTable
 from tablepuppet.learn.split.top import Top
 from tablepuppet.learn.tables.holders import Holders
 from tablepuppet.learn.tables.model import Bottom

@@ -29,7 +29,6 @@ from tablepuppet.prep.encode.encoded_table import EncodedTable
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
-NORM_MOMENTUM = 0.01  # of TabNet's first batch norm: how far running statistics move with a batch
 CategoryCounts = Annotated[Sequence[Some], Meta(max_length=10_000)]
 """How many categories each categorical column has."""
 

@@ -141,7 +141,7 @@ class Dense:
     def values(self, layers: Parts, rows: Matrix | EncodedTable) -> list[Any]:
         """By row: the input of each layer after the first, then the output of the last."""
         (weights, bias), found = layers[0], []
-        values: Floats = rows.times(np.ascontiguousarray(weights))
+        values: Floats = rows.times(weights)
         values = values if bias is None else values + bias
         for weights, bias in layers[1:]:
             found.append(np.maximum(values, 0) if self.activation == "relu" else np.tanh(values))
