@@ -26,7 +26,7 @@ from tablepuppet.errors import TablePuppetError
 from tablepuppet.learn.tables.dense import Mlp, Network
 from tablepuppet.learn.tables.linear import Linear
 from tablepuppet.learn.tables.model import Bottom, Spec
-from tablepuppet.party.added_noise import GramNoise
+from tablepuppet.party.arguments import GramNoise
 from tablepuppet.party.blind import blind
 from tablepuppet.party.databases.urls import open_database
 from tablepuppet.party.ledger import Budget

@@ -24,8 +24,7 @@ from tablepuppet.learn.tables.narrow import Narrow, narrowed, widened
 from tablepuppet.learn.tables.noisy import noisy_predictions
 from tablepuppet.learn.tables.ops import sent_model, sums_of
 from tablepuppet.learn.tables.parameters import Adam, TableParameters, parameters_of
-from tablepuppet.party.added_noise import PredictionNoise
-from tablepuppet.party.arguments import Multiplier, Positive
+from tablepuppet.party.arguments import Multiplier, Positive, PredictionNoise
 from tablepuppet.party.local_table import LocalTable
 from tablepuppet.party.ops import Values, op
 from tablepuppet.party.release import Release

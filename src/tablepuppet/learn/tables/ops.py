@@ -22,8 +22,7 @@ from tablepuppet.learn.tables.parameters import (
     parameters_of,
 )
 from tablepuppet.learn.tables.steps import released
-from tablepuppet.party.added_noise import PredictionNoise, SumNoise
-from tablepuppet.party.arguments import Bound, Positive, Seed
+from tablepuppet.party.arguments import Bound, Positive, PredictionNoise, Seed, SumNoise
 from tablepuppet.party.local_table import LocalTable
 from tablepuppet.party.ops import Values, op
 from tablepuppet.party.release import Release
