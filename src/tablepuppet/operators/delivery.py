@@ -34,6 +34,7 @@ Classes = Annotated[Sequence[Class], Meta(min_length=2, max_length=MOST_CLASSES)
 @op("deliver.begin", asked="`predict(rel, deliver_to=...)`", releases=Release.COUNTS, returns={"party": Word()})
 def begin(table: LocalTable, view: str) -> Values:
     """The party's name, if its operator configured a target for predictions about the table's rows."""
+    _check_rows(table)
     table.deliveries.check(table.grant.table)
     return {"party": table.grant.party}
 
@@ -53,6 +54,7 @@ def write(table: LocalTable, view: str, run: str, values: NDArray[np.float64], c
 
     What was written under the same ``run`` before is not written again.
     """
+    _check_rows(table)
     rows = table.view(view)
     _check(table, run, values, classes, len(rows.row_ids))
     if not rows.is_each_once:
@@ -63,6 +65,15 @@ def write(table: LocalTable, view: str, run: str, values: NDArray[np.float64], c
     places = table.snapshot.place(rows.row_ids[own])
     name = table.deliveries.write(table.caller, run, table.snapshot, places, _columns(values[own], classes))
     return {"run": name, "written": len(places), "without": table.snapshot.own_rows - len(places)}
+
+
+def _check_rows(table: LocalTable) -> None:
+    """PartyError where rows are made by a subquery: no row of the table is that of a prediction."""
+    if table.snapshot.scan.view is not None:
+        raise PartyError(
+            f"party {table.grant.party!r}: rows of a subquery over {table.grant.table!r} are no rows of the table that "
+            "predictions could be written beside; deliver to another table of the query"
+        )
 
 
 def _check(

@@ -30,6 +30,11 @@ def columns_beside(snapshot: Snapshot, columns: Sequence[str], database: Databas
 
     Raises PartyError if a column is not there or cannot be read, or if the rows are no longer those that were read.
     """
+    if snapshot.scan.view is not None:
+        raise PartyError(
+            f"party {snapshot.scan.party!r}: rows of a subquery over {snapshot.scan.table!r} have no columns of the "
+            "table; name columns of another table"
+        )
     places = [f"beside {number}" for number in range(len(columns))]
     scan = _wider(snapshot.scan, dict(zip(places, columns, strict=True)), database)
     with database.reader() as reader:
@@ -171,7 +176,12 @@ def _located(snapshot: Snapshot, outputs: Sequence[str], read: Read) -> tuple[Sn
 
 
 def _fingerprint(snapshot: Snapshot, output: str) -> str:
-    about = (snapshot.scan.table.lower(), snapshot.scan.outputs[output], snapshot.rows, *_among(snapshot))
+    about = (
+        f"{snapshot.scan.made_from}{snapshot.scan.table.lower()}",
+        snapshot.scan.outputs[output],
+        snapshot.rows,
+        *_among(snapshot),
+    )
     return content_hash([snapshot.outputs[output]], about, snapshot.positions)
 
 

@@ -65,7 +65,9 @@ def _of_part(caller: str, part: KeptPart, key: bytes, database: Database) -> Ite
             f"model {part.model!r}, table {scan.table!r}: its columns cannot be read now: {error}"
         ) from error
     for each in part.categories:
-        secret = category_key(category_secret(key, part.encoding), part.encoding, scan.outputs[each.output])
+        secret = category_key(
+            category_secret(key, part.encoding), part.encoding, scan.outputs[each.output], scan.made_from
+        )
         column = OutputColumn(each.output, scan.alias, "", "").qualified
         for code, name in enumerate(_names(values[each.output], each, secret)):
             yield CategoryReport(caller, part.model, part.part, scan.table, column, code, name)

@@ -24,6 +24,7 @@ from tablepuppet.party.policy import HAVE_NO_NOISE, LEVELS, ColumnRule, Level, T
 from tablepuppet.party.release import Release
 from tablepuppet.sql.expression import columns_of, is_column
 from tablepuppet.sql.plan import Scan, pushable
+from tablepuppet.sql.view import View, columns_read
 
 OF_NO_CELL = Release.SCHEMA | Release.COUNTS | Release.KEY_DIGESTS
 """Releases that do not depend on features or labels; digests, unless an op returns those of a column."""
@@ -50,13 +51,16 @@ class Grant:
     rules: TableRule
     outputs: Mapping[str, Output]
     approval: Approval | None = None  # where the policy demands one
+    view: View | None = None  # what the scan makes of the table's rows
 
     @classmethod
     def of(cls, party: str, rules: TableRule, scan: Scan) -> Grant:
         """The grant for a scan; PrivacyError where it uses a column as the policy does not allow."""
         _check_pushed(party, scan)
-        grant = cls(party, scan.table, rules, {})
-        grant._check_published(scan.columns)
+        grant = cls(party, scan.table, rules, {}, view=scan.view)
+        grant._check_published(scan.read)
+        if scan.view is not None:
+            grant._check_view(scan.view)
         for text in filter(None, (*scan.filters, *scan.conditions)):
             grant._output(text, Use.FILTER)
         for text in (text for key in scan.keys for text in key.expressions):
@@ -81,7 +85,31 @@ class Grant:
         if self._anything is not None:  # no need to parse
             return self._anything
         check_time()
-        columns = columns_of(text)
+        named = columns_of(text)
+        columns = named if self.view is None else self.view.read_by(named)
+        return self._used(columns, use, is_plain=is_column(text) and self._is_plain(named))
+
+    def _is_plain(self, named: Sequence[str]) -> bool:
+        """Whether columns of the view, if there is one, are columns of the table."""
+        return self.view is None or all(is_column(self.view.columns[name]) for name in named)
+
+    def _check_view(self, view: View) -> None:
+        """PrivacyError unless the columns that decide which rows a view has may do so."""
+        if self.rules.budget.require_dp:
+            reason = "is not read by a subquery: noise hides one row, which may be in several of the subquery's"
+            raise self.refusal("require_dp", reason)
+        for text in filter(None, (view.filter, view.having)):
+            self._used(columns_read(text), Use.FILTER)
+        for name in (name for text in view.groups for name in columns_read(text)):
+            self._used((name,), Use.KEY | Use.FILTER | Use.FEATURE)
+        for name in view.columns:  # of those that a query selects, outputs are checked; DISTINCT is about all
+            if view.distinct:
+                self._used(view.read_by((name,)), Use.KEY | Use.FILTER | Use.FEATURE)
+
+    def _used(self, columns: Sequence[str], use: Use, *, is_plain: bool = False) -> Output:
+        """Columns of the table that an expression reads, with the rule that they make together."""
+        if self._anything is not None:
+            return self._anything
         self._check_published(columns)
         for name in columns:
             rule = self.rules.column(name)
@@ -98,13 +126,16 @@ class Grant:
             reason = "at level private it may be joined and filtered by, and is neither a label nor a feature"
             raise self.refusal("level", reason, private[:1])
         only = self.rules.column(columns[0]) if len(columns) == 1 else None
-        if only is not None and is_column(text):
+        if only is not None and is_plain:
             whole = replace(whole, bounds=only.bounds, categories=only.categories)
         return Output(columns, whole)
 
     def _check_key(self, text: str, columns: Mapping[str, str]) -> None:
         """Refuse to blind an expression that is neither a column nor one that the operator named."""
-        if self.rules.keys is None or keeps_keys_apart(text, columns) or named_key(text) in self.rules.keys:
+        if self.rules.keys is None:
+            return
+        apart = keeps_keys_apart(text, columns) and self._is_plain(columns_of(text))
+        if apart or (self.view is None and named_key(text) in self.rules.keys):
             return
         reason = (
             f"the join key {text[:_MOST_TEXT]!r} is an expression; join by a plain column, or ask the party's operator "
@@ -126,6 +157,9 @@ class Grant:
             self.approval.check(op.name)
         if self.rules.budget.require_dp and not op.is_private(arguments):
             self._check_noise(op)
+        if self.view is not None and op.is_private(arguments):
+            reason = "is read by a subquery: noise would hide one of its rows, and not the rows that these are made of"
+            raise self.refusal("require_dp", reason)
         if op.directions:
             self._check_directions(op.is_private(arguments))
         if op.name not in self._allowed:

@@ -452,7 +452,8 @@ class LocalTable:
         It belongs to what the output is computed from: another expression of the same name has other digests.
         """
         secret = self.category_secrets.get(blinding) or category_secret(self.secret, blinding)
-        return category_key(secret, blinding, self.snapshot.scan.outputs[column])
+        scan = self.snapshot.scan
+        return category_key(secret, blinding, scan.outputs[column], scan.made_from)
 
     @property
     def must_mask(self) -> bool:
@@ -500,6 +501,8 @@ def category_secret(blinding_key: bytes, blinding: str) -> bytes:
     return derive_key(blinding_key, "categories", blinding)
 
 
-def category_key(secret: bytes, blinding: str, expression: str) -> bytes:
-    """The digest key of the categories of one column, or of one expression, however it is spelled."""
-    return derive_key(secret, "category", blinding, named_key(expression))
+def category_key(secret: bytes, blinding: str, expression: str, made_from: str = "") -> bytes:
+    """The digest key of the categories of one column, or of one expression, however it is spelled; over a view, which
+    ``made_from`` marks, it is another one.
+    """
+    return derive_key(secret, "category", blinding, named_key(expression), *([made_from] if made_from else []))

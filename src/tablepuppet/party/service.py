@@ -339,7 +339,7 @@ class Party:
             entry.tables = sorted({scan.table for scan in listed})
             entry.about = self._audit.about(job, listed)
             grants = self._guard.open(caller, listed, job)
-            entry.columns = sorted({f"{scan.table}.{name}" for scan in listed for name in scan.columns})
+            entry.columns = sorted({f"{scan.table}.{name}" for scan in listed for name in scan.read})
             if not again:
                 self._openings.check(caller, session, given, blinds=blinds)
             for scan, snapshot in zip(listed, self._held(caller, session, listed), strict=True):
@@ -455,7 +455,11 @@ class Party:
             for scan in scans:
                 found.append(self._taken(caller, scan, reader, secret))
                 account.check(size := size + self._size(found[-1]))  # before the next takes more
-        self._rows_read |= {each.scan.table.lower(): each.own_rows for each in found if "" in each.scan.filters}
+        self._rows_read |= {
+            each.scan.table.lower(): each.own_rows
+            for each in found
+            if "" in each.scan.filters and each.scan.view is None
+        }
         if self._snapshot_ttl > 0:
             with suppress(PartyError):  # without room it is read again
                 self._account(caller).put(("read", repr(scans)), sum(map(self._size, found)))

@@ -31,9 +31,10 @@ from tablepuppet.party.blind import Blinded, blind, derive_key
 from tablepuppet.party.database import POSITION, Reader, Source, UnavailableError
 from tablepuppet.pieces import cores
 from tablepuppet.privacy.noise import SecureStream
-from tablepuppet.sql.expression import checked, column_text, columns_of, is_column, render
+from tablepuppet.sql.expression import checked, column_text, columns_of, is_column, never_failing, render
 from tablepuppet.sql.growth import MOST_IN_SCAN, letters, letters_of_all
-from tablepuppet.sql.plan import KeySpec, Scan, conjuncts
+from tablepuppet.sql.plan import KeySpec, Scan, conjuncts, pushable
+from tablepuppet.sql.view import view_sql
 
 
 class EvaluationError(PartyError):
@@ -154,7 +155,8 @@ class Snapshot:
     @property
     def about_positions(self) -> str:
         """What `position` is a position among: two rows are the same if both are. Empty: all rows of the table."""
-        return "" if self.is_located else repr(self.scan.filters)
+        made_from = self.scan.made_from
+        return made_from if self.is_located else f"{made_from}{self.scan.filters!r}"
 
     def is_null(self, outputs: Iterable[str]) -> NDArray[np.bool_]:
         """Whether every cell that these outputs are computed from is NULL, in source order."""
@@ -236,7 +238,7 @@ def take_snapshot(
     With ``total`` an expression is NULL where it would fail. Else, and where that does not help, it is EvaluationError.
     If it ``hides`` the lengths of texts, whether there is room for them follows from `row_bytes`.
     """
-    source = reader.source(scan.table, scan.columns, scan.pushed)
+    source = _source(reader, scan, total)
     table, positions = _in_source_order(_read(source, scan, total, hides))
     positions = positions if source.of_all else None
     if scan.missing:
@@ -254,6 +256,16 @@ def take_snapshot(
     holds = tuple(table[f"h{i}"].to_numpy() for i in range(len(scan.conditions)))
     ordered = None if secret is None else _BACKGROUND.submit(_ordered, scan, (outputs, keys, nulls), positions, secret)
     return Snapshot(scan, len(table), outputs, passes, positions, source.of_all, ordered, keys, nulls, holds)
+
+
+def _source(reader: Reader, scan: Scan, total: bool) -> Source:
+    """The rows that expressions are evaluated over: those of the table, or of a view that the scan makes of them."""
+    if scan.view is None:
+        return reader.source(scan.table, scan.columns, scan.pushed)
+    pushed = pushable(scan.view.filter, scan.view.read) if scan.view.filter else ()
+    base = reader.source(scan.table, scan.view.read, pushed)
+    made = view_sql(scan.view, base.sql, total)
+    return Source(base.connection, made, of_all=base.of_all or scan.view.is_grouped)
 
 
 def _missing_row(source: Source, scan: Scan, schema: pa.Schema, total: bool) -> pa.Table:
@@ -286,7 +298,8 @@ def _read(source: Source, scan: Scan, total: bool, hides: bool) -> pa.Table:
     """Evaluate the scan's expressions and filters in DuckDB over the source's rows."""
     filters = [_condition(text, scan, total) if text else "TRUE" for text in scan.filters]
     where = "" if "TRUE" in filters else f" WHERE {' OR '.join(f'({text})' for text in filters)}"
-    _check_growth(scan, [*scan.outputs.values(), *filter(None, scan.filters), *_keys(scan), *scan.conditions])
+    texts = [*scan.outputs.values(), *filter(None, scan.filters), *_keys(scan), *scan.conditions]
+    _check_growth(scan, texts)
     items = [f"{text} AS {name}" for name, text in _items(scan, total).items()]
     if len(filters) > 1:
         items += [f"coalesce({text}, FALSE) AS f{i}" for i, text in enumerate(filters)]
@@ -301,7 +314,8 @@ def _read(source: Source, scan: Scan, total: bool, hides: bool) -> pa.Table:
             raise MemoryError from None  # the machine's memory, not what a request may have of it
         if isinstance(error, duckdb.OutOfMemoryException) and (allowance := current()) is not None:
             raise allowance.too_much(scan.table) from None
-        _check_readable(source, scan)
+        if scan.view is None:
+            _check_readable(source, scan)
         raise _failure(source, scan, query, where, None if total else type(error).__name__) from None
 
 
@@ -395,7 +409,7 @@ def _condition(text: str, scan: Scan, total: bool) -> str:
     if not total:
         return whole
     parts = conjuncts(text, scan.columns)
-    return " AND ".join(f"({part})" if plain else _never_failing(checked(part)) for part, plain in parts)
+    return " AND ".join(f"({part})" if plain else never_failing(checked(part)) for part, plain in parts)
 
 
 def _evaluable(text: str, scan: Scan, total: bool) -> str:
@@ -411,15 +425,7 @@ def _evaluable(text: str, scan: Scan, total: bool) -> str:
     if is_column(text):
         return f"({column_text(*columns_of(text))})"
     node = checked(text).unnest()
-    return _never_failing(node) if total else f"({render(node)})"
-
-
-def _never_failing(node: exp.Expr) -> str:
-    """The expression with NULL for rows on which it fails. TRY takes long where it fails often, as casts may."""
-    whole = exp.Paren(this=node.copy())
-    for cast in [part for part in whole.find_all(exp.Cast) if type(part) is exp.Cast]:
-        cast.replace(exp.TryCast(**cast.args))
-    return f"TRY{render(whole)}"
+    return never_failing(node) if total else f"({render(node)})"
 
 
 def _in_source_order(table: pa.Table) -> tuple[pa.Table, NDArray[np.int64] | None]:

@@ -159,6 +159,8 @@ def _table(plan: Plan, alias: str, sizes: JoinSizes) -> _Node:
     columns = [_column_text(c, c is plan.query.label) for c in plan.query.outputs if c.alias == alias]
     selected = [_Node(f"selects {', '.join(columns)}")] if columns else []
     rows = {shard.party: shard.counted for shard in table.shards}
+    view = next((use.view for use in plan.query.tables if use.alias == alias), None)
+    selected += [] if view is None else [_Node(f"made there: {view.text_over(table.name)}")]
     below = [*selected, *(_scan(scan, sizes.shards[scan.party, alias], rows[scan.party]) for scan in scans)]
     without = sum(sizes.shards[scan.party, alias].without for scan in scans)
     note = f"; {without:,} joined row{'s have' if without > 1 else ' has'} none" if without else ""

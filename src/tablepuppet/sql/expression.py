@@ -336,6 +336,14 @@ def columns_of(text: str) -> tuple[str, ...]:
     return _checked(text).columns if is_reserved(text) else (text,)  # a plain name need not be parsed
 
 
+def never_failing(node: exp.Expr) -> str:
+    """The expression with NULL for rows on which it fails. TRY takes long where it fails often, as casts may."""
+    whole = exp.Paren(this=node.copy())
+    for cast in [part for part in whole.find_all(exp.Cast) if type(part) is exp.Cast]:
+        cast.replace(exp.TryCast(**cast.args))
+    return f"TRY{render(whole)}"
+
+
 def with_alias(text: str, alias: str) -> str:
     """An expression as a query has it, where a column may need its table's alias.
 

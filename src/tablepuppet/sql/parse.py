@@ -22,10 +22,11 @@ from tablepuppet.sql.join_tree import JoinTrees
 from tablepuppet.sql.parameters import Parameters, with_values
 from tablepuppet.sql.place import SqlText
 from tablepuppet.sql.query import Branch, OutputColumn, Query, TableUse
-from tablepuppet.sql.scope import Bound
+from tablepuppet.sql.scope import Bound, ScopedTable
 from tablepuppet.sql.select import BoundSelect, SelectedColumn, bind_select
-from tablepuppet.sql.statement import require_read_alike, selects_of, tree_of, unread
+from tablepuppet.sql.statement import require_read_alike, selects_of, tree_of, unread, without_with
 from tablepuppet.sql.types import KEY_LIKE, Family, family
+from tablepuppet.sql.view import View, view_table
 
 
 def parse(
@@ -46,8 +47,9 @@ def parse(
     sql = SqlText(text)
     try:
         tree = tree_of(sql)
-        selects, distinct = selects_of(with_values(tree, sql, params or {}, where_named=where_selected), sql)
-        bound = [bind_select(select, sql, catalog) for select in selects]
+        whole, named = without_with(with_values(tree, sql, params or {}, where_named=where_selected), sql)
+        selects, distinct = selects_of(whole, sql)
+        bound = [bind_select(select, sql, catalog, named) for select in selects]
         require_read_alike(sql, tree)
         union = _Union(sql, catalog, bound)
         branches = tuple(union.branch(*each) for each in union.selects)
@@ -60,7 +62,7 @@ def parse(
     dropped = [_find(outputs, name, "drop:") for name in drop]
     columns = tuple(column for column in outputs if column not in dropped)
     chosen = _find(columns, label, "label") if label is not None else None
-    tables = tuple(TableUse(use.alias, use.table.name) for use in bound[0].scope.uses.values())
+    tables = tuple(TableUse(use.alias, use.table.name, use.view) for use in bound[0].scope.uses.values())
     query = Query(text, tables, columns, chosen, branches, distinct, _categorical(columns, categorical))
     if chosen is not None and chosen.alias in query.may_miss:
         _require_label(chosen, union.tables[chosen.alias])
@@ -69,8 +71,8 @@ def parse(
 
 def _line_up(first: BoundSelect, other: BoundSelect) -> dict[str, str]:
     """Alias in ``other`` -> alias of the same vertical table in ``first``."""
-    here = [(use.alias, use.table.name.lower()) for use in first.scope.uses.values()]
-    there = [(use.alias, use.table.name.lower(), use.node) for use in other.scope.uses.values()]
+    here = [(use.alias, _source(use)) for use in first.scope.uses.values()]
+    there = [(use.alias, _source(use), use.node) for use in other.scope.uses.values()]
     renames: dict[str, str] = {}
     free = dict(here)
     for alias, table, _ in sorted(there, key=lambda use: free.get(use[0]) != use[1]):  # same alias first, then order
@@ -80,11 +82,16 @@ def _line_up(first: BoundSelect, other: BoundSelect) -> dict[str, str]:
             del free[match]
     if free or len(renames) < len(there):
         odd = next((node for alias, _, node in there if alias not in renames), there[-1][2])
-        tables = ", ".join(table for _, table in here)
+        tables = ", ".join(table for table, _ in dict(here).values())
         raise first.scope.sql.error(
             f"the SELECTs of a UNION must be over the same tables; the first is over {tables}; for others {NO_WAY}", odd
         )
     return renames
+
+
+def _source(use: ScopedTable) -> tuple[str, View | None]:
+    """What a use of a table is over: its name, and what is made of its rows."""
+    return use.table.name.lower(), use.view
 
 
 class _Union:
@@ -98,7 +105,8 @@ class _Union:
             for use in select.scope.uses.values():
                 parties[rename[use.alias]].add(use.party)
         self.tables = {
-            alias: catalog.table(use.table.name, parties[alias]) for alias, use in bound[0].scope.uses.items()
+            alias: view_table(catalog.table(use.table.name, parties[alias]), use.view)
+            for alias, use in bound[0].scope.uses.items()
         }
         sides = [(side, rename) for select, rename in self.selects for each in select.equalities for side in each.sides]
         self.key_columns = {(rename[alias], column) for side, rename in sides for alias, column in side.columns}

@@ -17,6 +17,7 @@ from tablepuppet.sql.catalog import Catalog, Shard, VerticalTable
 from tablepuppet.sql.expression import and_parts, checked, column_text, columns_of, render
 from tablepuppet.sql.query import Branch, Comparison, KeyClass, Operator, Query
 from tablepuppet.sql.types import Family, family, is_day
+from tablepuppet.sql.view import View, view_table
 
 
 @dataclass(frozen=True)
@@ -51,6 +52,17 @@ class Scan:
     pushed: tuple[Comparison, ...]  # what the source database itself may filter by
     conditions: tuple[str, ...] = ()  # predicates whose outcome is told for each row that is read, in outer joins
     missing: bool = False  # whether the shard has the missing row: one row of NULLs, after all others
+    view: View | None = None  # what it makes of the table's rows; all else is over its columns
+
+    @property
+    def made_from(self) -> str:
+        """A mark of the view, for what is remembered of its expressions; "" for the table itself."""
+        return "" if self.view is None else f"{self.view.text} "
+
+    @property
+    def read(self) -> Mapping[str, str]:
+        """The columns of the table that are read, with types."""
+        return self.columns if self.view is None else self.view.read
 
 
 def text_of(scan: Scan) -> str:
@@ -65,7 +77,8 @@ def text_of(scan: Scan) -> str:
     keys = [", ".join(map(_shown, key.expressions)) for key in scan.keys]
     joined = f" JOINED BY {'; '.join(keys)}" if keys else ""
     joined += f" TOLD OF EACH ROW {'; '.join(map(_shown, scan.conditions))}" if scan.conditions else ""
-    table = f"{column_text(scan.table)} AS {column_text(scan.alias)}"
+    base = column_text(scan.table)
+    table = f"{base if scan.view is None else f'({scan.view.text_over(base)})'} AS {column_text(scan.alias)}"
     return f"SELECT {', '.join(selected) or 'nothing'} FROM {table}{where}{joined}"
 
 
@@ -106,14 +119,17 @@ class Plan:
 def plan(query: Query, catalog: Catalog) -> Plan:
     """Send every part of the query to the party that owns the rows."""
     tables = {
-        use.alias: catalog.table(use.table, {branch.shards[use.alias] for branch in query.branches})
+        use.alias: view_table(catalog.table(use.table, {b.shards[use.alias] for b in query.branches}), use.view)
         for use in query.tables
     }
-    scans = [_scan(query, alias, table, shard) for alias, table in tables.items() for shard in table.shards]
+    views = {use.alias: use.view for use in query.tables}
+    scans = [
+        _scan(query, alias, table, shard, views[alias]) for alias, table in tables.items() for shard in table.shards
+    ]
     return Plan(query, tables, tuple(scans))
 
 
-def _scan(query: Query, alias: str, table: VerticalTable, shard: Shard) -> Scan:
+def _scan(query: Query, alias: str, table: VerticalTable, shard: Shard, view: View | None) -> Scan:
     """What a shard reads; the first one of a table that rows may lack has the missing row."""
     outputs = {column.name: column.expression for column in query.outputs if column.alias == alias}
     readers = [b if b.shards[alias] in (None, shard.party) else None for b in query.branches]
@@ -131,10 +147,12 @@ def _scan(query: Query, alias: str, table: VerticalTable, shard: Shard) -> Scan:
         *outputs.values(), *filter(None, filters), *(text for key in keys for text in key.expressions), *conditions,
     ]  # fmt: skip
     names = dict.fromkeys(name for text in used for name in columns_of(text))
-    pushed = pushable(filters[0], table.columns) if len(filters) == 1 and filters[0] else ()
+    pushed = pushable(filters[0], table.columns) if len(filters) == 1 and filters[0] and view is None else ()
     columns = {name: table.columns[name] for name in names}
     missing = alias in query.may_miss and shard is table.shards[0]
-    return Scan(shard.party, alias, shard.name, columns, outputs, filters, keys, branches, pushed, conditions, missing)
+    return Scan(
+        shard.party, alias, shard.name, columns, outputs, filters, keys, branches, pushed, conditions, missing, view
+    )
 
 
 def _keys(branch: Branch, alias: str) -> Iterable[KeyClass]:

@@ -10,6 +10,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
+from tablepuppet.sql.view import View
+
 Operator = Literal["=", "<>", "<", "<=", ">", ">=", "in", "is null", "is not null"]
 
 
@@ -28,6 +30,7 @@ class TableUse:
 
     alias: str
     table: str
+    view: View | None = None  # what is made of its rows
 
 
 @dataclass(frozen=True)

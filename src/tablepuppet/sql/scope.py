@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from sqlglot import exp
@@ -12,6 +13,8 @@ from tablepuppet.sql.advice import AGGREGATING_VIEW, CLAUSES, INLINED, NO_WAY, P
 from tablepuppet.sql.catalog import Catalog, VerticalTable
 from tablepuppet.sql.expression import Refused, check, column_text, identifier, written
 from tablepuppet.sql.place import SqlText
+from tablepuppet.sql.subquery import Subquery, subquery_of, view_of
+from tablepuppet.sql.view import View, view_table
 
 
 @dataclass(frozen=True)
@@ -21,7 +24,8 @@ class ScopedTable:
     alias: str
     table: VerticalTable
     party: str | None
-    node: exp.Table
+    node: exp.Expr
+    view: View | None = None  # what is made of the rows of the table of this name
 
 
 @dataclass(frozen=True)
@@ -48,6 +52,7 @@ class Scope:
     catalog: Catalog
     uses: dict[str, ScopedTable] = field(default_factory=dict)
     hidden: set[tuple[str, str]] = field(default_factory=set)  # (alias, column) that USING / NATURAL merged away
+    named: Mapping[str, exp.CTE] = field(default_factory=dict)  # subqueries of WITH, by name in lower case
     either: set[str] = field(
         default_factory=set
     )  # columns that USING of a FULL JOIN takes of whichever table has a row
@@ -55,10 +60,45 @@ class Scope:
 
     def add(self, node: exp.Expr) -> ScopedTable:
         """Make a table of FROM visible under its alias."""
+        if isinstance(node, exp.Subquery) and not isinstance(node.this, exp.Table):
+            return self._add_view(node, subquery_of(node, node.alias, self.sql))
+        if isinstance(node, exp.Table) and not node.db and node.name.lower() in self.named:
+            self._refuse_other_than_table(node)
+            named = self.named[node.name.lower()]
+            return self._add_view(node, subquery_of(named, node.alias or named.alias, self.sql))
         self._refuse_other_than_table(node)
         assert isinstance(node, exp.Table)
+        return self._add_table(node, node, node.alias or node.name)
+
+    def _add_view(self, node: exp.Expr, found: Subquery) -> ScopedTable:
+        """Make the rows of a subquery visible under its name."""
+        if not found.table.db and found.table.name.lower() in self.named:
+            raise self.sql.error(f"a subquery over another one is not supported, and {NO_WAY}", found.table)
+        alias = node.args.get("alias")
+        if alias is not None and alias.columns:
+            raise self.sql.error("renaming columns in FROM is not supported; use AS in the SELECT list", node)
+        inner = Scope(self.sql, self.catalog)
+        base = inner.add(found.table)
+        view = view_of(found, base.table, lambda column: inner.resolve(column)[1], self.sql)
+        try:
+            table = view_table(base.table, view)
+        except ValueError as error:
+            raise self.sql.error(f"DuckDB cannot evaluate this: {error}", found.select) from None
+        if view.is_grouped and len(base.table.shards) > 1:
+            owners = ", ".join(base.table.parties)
+            raise self.sql.error(
+                f"{base.table.name} has shards at {owners}, and each would make groups of its own rows only: a group "
+                f"with rows at two of them would be there twice, and {NO_WAY}; name one shard, as in "
+                f"{base.table.parties[0]}.{base.table.name}, if its rows are meant",
+                found.table,
+            )
+        if any(found.name.lower() == known.lower() for known in self.uses):
+            raise self.sql.error(f"two tables are called {found.name}; give each use an alias of its own", node)
+        self.uses[found.name] = ScopedTable(found.name, table, base.party, node, view)
+        return self.uses[found.name]
+
+    def _add_table(self, node: exp.Table, at: exp.Expr, alias: str) -> ScopedTable:
         party = self._party(node)
-        alias = node.alias or node.name
         if any(alias.lower() == known.lower() for known in self.uses):
             raise self.sql.error(f"two tables are called {alias}; give each use an alias of its own", node)
         try:
@@ -67,7 +107,7 @@ class Scope:
             if node.name.lower() in map(str.lower, self.catalog.names) and party is None:
                 raise  # the table is there, its shards do not agree
             raise self.sql.error(str(error), node) from error
-        self.uses[alias] = ScopedTable(alias, table, party, node)
+        self.uses[alias] = ScopedTable(alias, table, party, at)
         return self.uses[alias]
 
     def _party(self, node: exp.Table) -> str | None:

@@ -6,6 +6,7 @@ table or an equality of two one-table expressions, and every output belongs to o
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal, get_args
 
@@ -80,10 +81,12 @@ class BoundSelect:
         return [each for on in (*(join.on for join in self.joins), self.where) for each in on.equalities]
 
 
-def bind_select(select: exp.Select, sql: SqlText, catalog: Catalog) -> BoundSelect:
-    """Resolve one SELECT against the catalog, or raise the QueryError that says why not."""
+def bind_select(select: exp.Select, sql: SqlText, catalog: Catalog, named: Mapping[str, exp.CTE]) -> BoundSelect:
+    """Resolve one SELECT against the catalog and the subqueries that WITH names, or raise the QueryError that says why
+    not.
+    """
     refuse_clauses(select, sql)
-    bound = BoundSelect(Scope(sql, catalog))
+    bound = BoundSelect(Scope(sql, catalog, named=named))
     if select.args.get("from_") is None:
         raise sql.error("a FROM clause is missing; name the tables to learn over", select)
     bound.scope.output_names = {item.alias.lower() for item in select.expressions if isinstance(item, exp.Alias)}

@@ -98,6 +98,25 @@ def _refuse_other_numbers(sql: SqlText) -> None:
             raise QueryError(message, sql=sql.text, span=(token.start, after.end + 1))
 
 
+def without_with(tree: exp.Expr, sql: SqlText) -> tuple[exp.Expr, dict[str, exp.CTE]]:
+    """A statement without WITH, and the subqueries that this names, by name in lower case."""
+    clause = tree.args.get("with_")
+    if clause is None:
+        return tree, {}
+    if clause.args.get("recursive"):
+        raise sql.error(f"WITH RECURSIVE is not supported, and {NO_WAY}", clause, "WITH")
+    named: dict[str, exp.CTE] = {}
+    for each in clause.expressions:
+        alias = each.args.get("alias")
+        if alias is not None and alias.columns:
+            raise sql.error("renaming columns in WITH is not supported; use AS in the SELECT list", each)
+        if named.setdefault(each.alias.lower(), each) is not each:
+            raise sql.error(f"two subqueries of WITH are called {each.alias}", each)
+    whole = tree.copy()
+    whole.set("with_", None)
+    return whole, named
+
+
 def selects_of(node: exp.Expr, sql: SqlText) -> tuple[list[exp.Select], bool]:
     """The SELECTs of a union in order, and whether equal combinations of rows count once."""
     if isinstance(node, exp.Select):
