@@ -174,4 +174,5 @@ def _scan_lines(scan: Scan) -> list[str]:
     branches = f" for branch {readers}" if len(scan.branches) > 1 else ""
     pushed = [f"  pushed {c.column} {c.operator} {', '.join(map(repr, c.values))}".rstrip() for c in scan.pushed]
     told = [f"  tells {text}" for text in scan.conditions] + ["  has the missing row"] * scan.missing
-    return [f"scan {scan.alias} at {scan.party}{branches}", f"  reads {columns or 'no column'}", *pushed, *told]
+    view = [] if scan.view is None else [f"  of {scan.view.text_over(scan.table)}"]
+    return [f"scan {scan.alias} at {scan.party}{branches}", *view, f"  reads {columns or 'no column'}", *pushed, *told]

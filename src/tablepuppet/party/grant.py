@@ -22,9 +22,9 @@ from tablepuppet.party.blind import keeps_keys_apart, named_key
 from tablepuppet.party.ops import Op
 from tablepuppet.party.policy import HAVE_NO_NOISE, LEVELS, ColumnRule, Level, TableRule, Use
 from tablepuppet.party.release import Release
-from tablepuppet.sql.expression import columns_of, is_column
+from tablepuppet.sql.expression import columns_of, is_column, is_plain_column
 from tablepuppet.sql.plan import Scan, pushable
-from tablepuppet.sql.view import View, columns_read
+from tablepuppet.sql.view import View, columns_read, read_view
 
 OF_NO_CELL = Release.SCHEMA | Release.COUNTS | Release.KEY_DIGESTS
 """Releases that do not depend on features or labels; digests, unless an op returns those of a column."""
@@ -91,7 +91,7 @@ class Grant:
 
     def _is_plain(self, named: Sequence[str]) -> bool:
         """Whether columns of the view, if there is one, are columns of the table."""
-        return self.view is None or all(is_column(self.view.columns[name]) for name in named)
+        return self.view is None or all(is_plain_column(read_view(self.view.columns[name])) for name in named)
 
     def _check_view(self, view: View) -> None:
         """PrivacyError unless the columns that decide which rows a view has may do so."""
@@ -106,7 +106,7 @@ class Grant:
             if view.distinct:
                 self._used(view.read_by((name,)), Use.KEY | Use.FILTER | Use.FEATURE)
 
-    def _used(self, columns: Sequence[str], use: Use, *, is_plain: bool = False) -> Output:
+    def _used(self, columns: tuple[str, ...], use: Use, *, is_plain: bool = False) -> Output:
         """Columns of the table that an expression reads, with the rule that they make together."""
         if self._anything is not None:
             return self._anything
@@ -116,7 +116,8 @@ class Grant:
             if rule and not rule.uses & use:
                 reason = f"may not be used as {_either(use)}; its uses: {rule.uses.label}"
                 raise self.refusal("uses", reason, [name])
-        whole = self.rules.expression(columns)
+        counts_rows = self.view is not None and not columns
+        whole = replace(ColumnRule(), level=Level.AGGREGATE) if counts_rows else self.rules.expression(columns)
         if whole is None or not whole.uses & use:
             reason = f"have no use as {_either(use)} in common, so no expression may hold them all"
             raise self.refusal("uses", reason, columns)

@@ -205,7 +205,7 @@ class Guard:
         filters = [
             f"{scan.made_from}{text}" for scan in scans for text in filter(None, (*scan.filters, *scan.conditions))
         ]
-        filters += [scan.made_from for scan in scans if scan.view is not None]
+        filters += [scan.view.rows_text for scan in scans if scan.view is not None and scan.view.rows_text]
         self._use("max_filters", caller, table, filters, "used {most} distinct filters, or would with this one")
         if self.policy.limits.max_expressions is not None:
             outputs = [

@@ -148,7 +148,7 @@ def _scan(query: Query, alias: str, table: VerticalTable, shard: Shard, view: Vi
     ]  # fmt: skip
     names = dict.fromkeys(name for text in used for name in columns_of(text))
     pushed = pushable(filters[0], table.columns) if len(filters) == 1 and filters[0] and view is None else ()
-    columns = {name: table.columns[name] for name in names}
+    columns, view = {name: table.columns[name] for name in names}, None if view is None else view.narrowed(names)
     missing = alias in query.may_miss and shard is table.shards[0]
     return Scan(
         shard.party, alias, shard.name, columns, outputs, filters, keys, branches, pushed, conditions, missing, view

@@ -7,7 +7,7 @@ SELECT itself. Aggregates are evaluated in the order of the source, so that sums
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
@@ -19,6 +19,7 @@ from tablepuppet.errors import QueryError, plain_text
 from tablepuppet.sql.catalog import Shard, VerticalTable
 from tablepuppet.sql.dialect import AsWritten
 from tablepuppet.sql.expression import (
+    FUNCTIONS,
     MOST_TEXT,
     SQLGLOT_FAULTS,
     TWO_WAYS,
@@ -33,7 +34,7 @@ from tablepuppet.sql.expression import (
 )
 from tablepuppet.sql.infer import nulls
 from tablepuppet.sql.quiet_duckdb import scratch
-from tablepuppet.sql.reading import Unread, are_read_alike
+from tablepuppet.sql.reading import Unread, aggregates, are_read_alike
 
 AGGREGATES: Mapping[str, int] = {
     **dict.fromkeys("sum avg mean min max median mode product bool_and bool_or count_if countif".split(), 1),
@@ -67,6 +68,19 @@ class View:
         """What it is, for people and as a mark: a SELECT over a table that is not named."""
         return self.text_over("...")
 
+    @property
+    def rows_text(self) -> str:
+        """What decides which rows it has; "" if these are the table's."""
+        return self.text_over("").partition(" FROM ")[2].strip() + " DISTINCT" * self.distinct
+
+    def narrowed(self, names: Collection[str]) -> View:
+        """A view of which only these columns are used; of groups, all columns say which there are."""
+        if self.is_grouped:
+            return self
+        columns = {name: text for name, text in self.columns.items() if name in names}
+        used = {column for text in filter(None, (*columns.values(), self.filter)) for column in columns_read(text)}
+        return replace(self, columns=columns, read={name: kind for name, kind in self.read.items() if name in used})
+
     def text_over(self, table: str) -> str:
         """Its SELECT, each expression as it is read; one that nobody reads, in quotes."""
         items = [_named(text, name) for name, text in self.columns.items()]
@@ -98,7 +112,7 @@ def _named(text: str, name: str) -> str:
 
 def _calls(node: exp.Expr) -> list[exp.Expr]:
     """The aggregates of an expression, each with its FILTER; those of windows are none."""
-    found = []
+    found: list[exp.Expr] = []
     for part in node.walk():
         if isinstance(part, exp.Anonymous) and part.name.lower() in AGGREGATES:
             call = part.parent if isinstance(part.parent, exp.Filter) else part
@@ -117,6 +131,9 @@ def _arguments(call: exp.Expr) -> list[exp.Expr]:
 def check_view(node: exp.Expr) -> None:
     """Raise `Refused` unless a party may evaluate the expression over groups of rows."""
     whole = exp.Paren(this=node.copy())
+    for part in whole.find_all(exp.Anonymous):
+        if part.name.lower() in aggregates() - AGGREGATES.keys() - FUNCTIONS:
+            raise Refused(unsupported(f"aggregate {part.name.lower()}"), node)
     for call in _calls(whole):
         inner = call.this if isinstance(call, exp.Filter) else call
         arguments, name = _arguments(call), inner.name.lower()
