@@ -48,7 +48,7 @@ from tablepuppet.runs.figures import number
 from tablepuppet.runs.table_view import card
 from tablepuppet.session import Session
 from tablepuppet.spelling import attributes_explained, names_checked, shows
-from tablepuppet.sql.explain import Explanation, JoinSizes, ShardSize, explain
+from tablepuppet.sql.explain import Explanation, JoinSizes, Measured, MeasuredStep, ShardSize, explain
 from tablepuppet.sql.plan import Plan
 from tablepuppet.sql.query import Query
 from tablepuppet.wire.engine import call_all
@@ -267,8 +267,13 @@ class Relation:
         size = f"{len(self):,} joined rows" if "joined_rows" in self.__dict__ else "not joined yet"
         return card(f"Relation: {size}, {len(self.columns)} features", facts, query.sql.strip())
 
-    def explain(self) -> Explanation:
-        """The plan: scans, pushed filters, join keys, sizes, bytes per training round, where to run it."""
+    @names_checked
+    def explain(self, *, analyze: bool = False) -> Explanation:
+        """The plan: scans, pushed filters, join keys, sizes, bytes per training round, where to run it.
+
+        With ``analyze`` also what it has taken so far: trips, bytes and seconds of the parties and of this process, by
+        what was asked, beside what was estimated; also that of fits on it, on its splits and folds.
+        """
         shards = {
             (shard.party, alias): ShardSize(self._session.rows_read[shard.party, alias], len(shard.row_ids))
             for alias, table in self.joined_rows.tables.items()
@@ -276,7 +281,15 @@ class Relation:
         }
         local = frozenset(party for party in self.plan.parties if not self._session.engine.is_service(party))
         sizes = JoinSizes(len(self), self.joined_rows.nbytes, shards, np.dtype(self.wire).itemsize)
-        return explain(self.plan, sizes, local, () if self.prep is DEFAULT else self._prepared_by())
+        session, prepared = self._session, () if self.prep is DEFAULT else self._prepared_by()
+        if not analyze:
+            return explain(self.plan, sizes, local, prepared)
+        steps = [
+            MeasuredStep(each.ops, party, int(count), int(up), int(down), spent, each.trips, each.here)
+            for each in session.engine.stopwatch.of(session.id)
+            for party, (count, up, down, spent) in sorted(each.parties.items())
+        ]
+        return explain(self.plan, sizes, local, prepared, measured=Measured(steps, session.join_seconds))
 
     def _prepared_by(self) -> list[str]:
         """The steps of its pipeline for people, with what was learned of the label when it was fitted."""

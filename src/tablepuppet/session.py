@@ -7,6 +7,7 @@ held against what the catalog said.
 from __future__ import annotations
 
 import itertools
+import time
 import weakref
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -78,6 +79,7 @@ class Session:
         self.secured = SecureTables()
         self.rows_read: dict[tuple[str, str], int] = {}
         self._keys: dict[tuple[str, str], Blinded] = {}
+        self.join_seconds = 0.0
         self._open()
 
     def _open(self) -> None:
@@ -148,7 +150,9 @@ class Session:
             for alias in self.plan.tables
         }
         branches = [self._branch(number, keys) for number in range(len(self.plan.query.branches))]
+        began = time.perf_counter()
         joined = join(tables, branches, self.plan.query.distinct, self.settings.memory_limit)
+        self.join_seconds = time.perf_counter() - began
         done(1)
         self.events.emit("info", "joined", f"{len(joined):,} joined rows")
         return JoinedRows(joined)
