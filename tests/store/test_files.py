@@ -206,7 +206,7 @@ ELSEWHERE = {
     "monitor/run_files.py": "reads for people what it does not rely on, and /proc",
     "monitor/pages.py": "its own style and script",
     "store/folder.py": "locks a folder; digests of files, beside facts",
-    "party/delivered_file.py": "a table of predictions, which belongs to the operator",
+    "party/delivery.py": "a table of predictions, which belongs to the operator",
     "party/audit.py": "only appends",
     "party/audit_chain.py": "lines have keyed marks, and so has the file that says where they end",
     "party/approval.py": "opens a file to lock it",
