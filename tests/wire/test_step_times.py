@@ -39,4 +39,4 @@ def test_what_a_relation_has_taken(tmp_path: Path) -> None:
     assert sum(step.up + step.down for step in steps) == spent
     assert any(step.here > 0 for step in steps)
     with pytest.raises(TypeError):
-        relation.explain(True)  # type: ignore[misc] # by name only, as other switches
+        relation.explain(True)  # type: ignore[call-arg] # by name only, as other switches
