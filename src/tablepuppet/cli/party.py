@@ -176,6 +176,23 @@ def audit(
 
 
 @party.command()
+def monitor(
+    file: FileArgument,
+    port: Annotated[int, typer.Option(help="Where to listen on this machine; 0 takes a free port.")] = 0,
+    no_open: Annotated[bool, typer.Option("--no-open", help="Do not open a browser.")] = False,
+) -> None:
+    """Show who asked a party what, what left, what was refused, budgets and sessions, as pages for a browser.
+
+    For the party's operator, on its machine; prints one line, the address, which holds a token. Needs the extra
+    `monitor`.
+    """
+    from tablepuppet.monitor.door import serve as serve_pages
+    from tablepuppet.monitor.operator import operator_app
+
+    serve_pages(operator_app(file), port, open_browser=not no_open, what="party monitor")
+
+
+@party.command()
 def jobs(file: FileArgument, as_json: JsonOption = False) -> None:
     """Print the jobs that wait for your approval, and those that you have approved or refused.
 
