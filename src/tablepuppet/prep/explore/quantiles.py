@@ -172,7 +172,7 @@ def _quantiles_of(known: Distribution, shares: Sequence[float]) -> list[Quantile
         return [Quantile(math.nan, exact=True)] * len(shares)  # as in NumPy
     below, above, parts = _ranks(shares, total)
     values, exact = (each.reshape(2, -1) for each in known.values(np.concatenate([below, above])))
-    return list(map(Quantile, between(values[0], values[1], parts).tolist(), exact.all(axis=0).tolist()))
+    return list(map(Quantile, between(values[0], values[1], parts).tolist(), (exact[0] & exact[1]).tolist()))
 
 
 def between(one: ArrayLike, other: ArrayLike, parts: ArrayLike) -> Array:
