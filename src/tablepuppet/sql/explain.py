@@ -11,17 +11,18 @@ from tablepuppet.runs.figures import readable
 from tablepuppet.runs.fitted_text import window_width
 from tablepuppet.runs.table_view import preformatted
 from tablepuppet.sql.plan import Plan, Scan, conjuncts
-from tablepuppet.sql.query import Branch, Comparison, KeyClass, OutputColumn
+from tablepuppet.sql.query import Branch, Comparison, JoinTree, Keep, KeyClass, OutputColumn
 
 WIDTH = 118  # letters of a line at most
 
 
 @dataclass(frozen=True)
 class ShardSize:
-    """Rows of a shard: read into the snapshot, and taking part in the join."""
+    """Rows of a shard: read into the snapshot, and taking part in the join; and joined rows that found none of it."""
 
     read: int
     used: int
+    without: int = 0
 
 
 @dataclass(frozen=True)
@@ -124,7 +125,22 @@ def _keys(branch: Branch) -> list[_Node]:
     joined = {alias for key in branch.keys for alias in key.members}
     crossed = [alias for alias in branch.shards if alias not in joined] if len(branch.shards) > 1 else []
     note = [_Node(f"no key for {' and '.join(crossed)}: each row meets every row")] if crossed else []
-    return [*(_Node(_key_text(key)) for key in branch.keys), *note]
+    return [*_tree_nodes(branch.joined), *note]
+
+
+def _tree_nodes(tree: JoinTree) -> list[_Node]:
+    """Keys of inner joins, then what is attached to their rows, and what they must hold, in order."""
+    nodes = [_Node(_key_text(key)) for key in tree.keys]
+    for step in tree.steps:
+        conditions = [_Node(f"where {alias}: {text}") for alias, text in step.conditions.items()]
+        if isinstance(step, Keep):
+            nodes += conditions
+            continue
+        word = "FULL" if step.keeps_right else "LEFT"
+        keys = [_Node(_key_text(key)) for key in step.keys]
+        names = ", ".join(sorted(step.right.aliases))
+        nodes.append(_Node(f"{word} JOIN of {names}", [*_tree_nodes(step.right), *keys, *conditions]))
+    return nodes
 
 
 def _key_text(key: KeyClass) -> str:
@@ -144,7 +160,9 @@ def _table(plan: Plan, alias: str, sizes: JoinSizes) -> _Node:
     selected = [_Node(f"selects {', '.join(columns)}")] if columns else []
     rows = {shard.party: shard.counted for shard in table.shards}
     below = [*selected, *(_scan(scan, sizes.shards[scan.party, alias], rows[scan.party]) for scan in scans)]
-    return _Node(f"{name}: {used:,} of {table.counted} rows take part", below)
+    without = sum(sizes.shards[scan.party, alias].without for scan in scans)
+    note = f"; {without:,} joined row{'s have' if without > 1 else ' has'} none" if without else ""
+    return _Node(f"{name}: {used:,} of {table.counted} rows take part{note}", below)
 
 
 def _scan(scan: Scan, size: ShardSize, rows: str) -> _Node:
@@ -175,7 +193,8 @@ def _moved(plan: Plan, sizes: JoinSizes) -> dict[tuple[str, str], int]:
     """Bytes of a round by (party, alias), each way: one number per row that takes part, of tables with features."""
     features = {column.alias for column in plan.query.features}
     scans = [(scan.party, scan.alias) for scan in plan.scans]
-    return {scan: sizes.shards[scan].used * sizes.wire_bytes if scan[1] in features else 0 for scan in scans}
+    rows = {scan: sizes.shards[scan].used + (sizes.shards[scan].without > 0) for scan in scans}
+    return {scan: rows[scan] * sizes.wire_bytes if scan[1] in features else 0 for scan in scans}
 
 
 def _round_lines(plan: Plan, sizes: JoinSizes, moved: Mapping[tuple[str, str], int]) -> list[str]:
