@@ -11,6 +11,7 @@ import itertools
 import logging
 import os
 import threading
+import time
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -83,6 +84,7 @@ class Session:
         self.secured = SecureTables()
         self.rows_read: dict[tuple[str, str], int] = {}
         self._keys: dict[tuple[str, str], Blinded] = {}
+        self.join_seconds = 0.0
         self._open()
 
     def _open(self) -> None:
@@ -140,7 +142,9 @@ class Session:
             for alias, listed in scans.items()
         }
         branches = [self._branch(number, each.joined, scans, keys) for number, each in enumerate(query.branches)]
+        began = time.perf_counter()
         joined = join(tables, branches, query.distinct, self.settings.memory_limit)
+        self.join_seconds = time.perf_counter() - began
         done(1)
         self.events.emit("info", "joined", f"{len(joined):,} joined rows")
         return JoinedRows(joined)
