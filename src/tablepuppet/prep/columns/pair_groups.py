@@ -6,13 +6,12 @@ former only.
 
 A sum of column a over the rows that also have b, and one over those that also have c, differ by the rows of a that have
 only one of b and c. Columns whose values are missing in the same rows have one pattern; there are few patterns in most
-tables, and only the first `MOST` are compared, as there are as many differences as triples of patterns. So differ two
-sums over the rows of one category, of those that have b and of those that have c.
+tables, and only the first `MOST` are compared, as there are as many differences as triples of patterns.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -77,29 +76,6 @@ class _Compared:
         shown = released[:, :, None] & released[:, None, :]
         groups = np.concatenate([both[released], differences[shown]])
         return cls(few, released, np.rint(groups).astype(np.int64))
-
-
-def released_by_group(
-    present: Sequence[Callable[[], Mask]], groups: Sequence[NDArray[np.integer]], firsts: Mask, least: int
-) -> Iterator[Mask]:
-    """(columns,) for each division of the rows into ``groups``: whether sums over the rows of a group that have a value
-    may be released. The first column, of all rows, always is: no two sums over one group differ by few of its rows.
-    """
-    place_of, words, size = _patterns(present, firsts)
-    kinds, kind_of = np.unique(words, return_inverse=True)
-    for numbers in groups:
-        pairs, counts = np.unique(numbers[firsts].astype(np.int64) * len(kinds) + kind_of, return_counts=True)
-        starts, words_of = np.flatnonzero(np.diff(pairs // len(kinds), prepend=-1)), kinds[pairs % len(kinds)]
-        shown, weights = list[Mask](), counts.astype(np.float64)
-        released = np.zeros(MOST + 1, bool)
-        for place in range(size):
-            check_time()
-            has = (words_of & (np.uint64(1) << np.uint64(place))) > 0
-            differences = (np.add.reduceat(weights * (has ^ other), starts) for other in shown)
-            if all(_is_group(rows, least).all() for rows in differences):
-                released[place] = True
-                shown.append(has)
-        yield released[np.minimum(place_of, MOST)]
 
 
 def _patterns(present: Sequence[Callable[[], Mask]], firsts: Mask) -> tuple[NDArray[np.intp], NDArray[np.uint64], int]:

@@ -64,7 +64,6 @@ class Frame:
     private: bool = False  # numbers are within the policy's bounds, and those that are not finite are missing
     learned: bool = False
     _changed: dict[str, AnyColumn] = field(default_factory=dict, init=False)
-    _had: dict[str, Mask] = field(default_factory=dict, init=False)  # rows that have a number, where not all have
 
     def number(self, name: str) -> NumberColumn:
         """A column of numbers."""
@@ -77,21 +76,7 @@ class Frame:
             present = present & np.isfinite(values)
             values = values if bounds is None else np.clip(values, *bounds)
         present = shown(self.table, self.view, present) if self.learned else present
-        if not present.all():
-            self._had[name] = present
         return NumberColumn(values, present)
-
-    def apart(self, name: str) -> Mask | None:
-        """Rows of a column of numbers by which it differs from one of any numbers: those with a number, as steps may
-        have filled others, or those with a flag.
-
-        Who scales and shifts numbers can make any of them a flag of which rows have one.
-        """
-        column, had, firsts = self.number(name), self._had.get(name), self.table.view(self.view).firsts
-        if had is not None or not column.present.all():
-            return column.present if had is None else had
-        unusual = column.is_unusual(firsts)
-        return unusual if 2 * np.count_nonzero(unusual) < len(unusual) else None
 
     def coded(self, name: str) -> CodedColumn:
         """A column of codes."""
