@@ -21,6 +21,7 @@ from tablepuppet.arrays import Array, Counts, Mask
 from tablepuppet.party.allowance import check_time
 
 MOST = 64  # patterns that are compared: bits of a word
+SOME = 1 << 11  # kinds of rows that are counted first, where there are more
 
 
 @dataclass(frozen=True)
@@ -61,11 +62,7 @@ class _Compared:
         has = bits.astype(np.float64)
         few = ~_is_group(has @ counts, least)
         has[few] = 0.0  # as if no row had a value
-        differences = np.empty((size, size, size))  # [a, b, c]: rows with a, and with only one of b and c
-        for place, line in enumerate(has):
-            check_time()
-            both = (has * (line * counts)) @ has.T
-            differences[place] = np.diag(both)[:, None] + np.diag(both) - 2 * both
+        differences = _differences(has, counts, least)
         both, allowed = (has * counts) @ has.T, _is_group(differences, least)
         released = np.eye(size, dtype=bool)
         for a in range(size):
@@ -76,6 +73,25 @@ class _Compared:
         shown = released[:, :, None] & released[:, None, :]
         groups = np.concatenate([both[released], differences[shown]])
         return cls(few, released, np.rint(groups).astype(np.int64))
+
+
+def _differences(has: Array, counts: Counts, least: int) -> Array:
+    """[a, b, c]: rows with a, and with only one of b and c; where it is ``least`` or more, perhaps not all of them."""
+    size, every = len(has), has.shape[1] // SOME + 1
+    some, weights = np.ascontiguousarray(has[:, ::every]), counts[::every]
+    found = np.empty((size, size, size))
+    for place, line in enumerate(some):
+        check_time()
+        both = (some * (line * weights)) @ some.T
+        found[place] = np.diag(both)[:, None] + np.diag(both) - 2 * both
+    one, other = np.triu_indices(size, 1)
+    there = has.any(axis=1)
+    for a in np.flatnonzero(there) if every > 1 else ():
+        for place in np.flatnonzero((found[a, one, other] < least - 0.5) & (there[one] | there[other])):
+            check_time()
+            b, c = one[place], other[place]
+            found[a, b, c] = found[a, c, b] = (has[a] * counts) @ np.abs(has[b] - has[c])
+    return found
 
 
 def _patterns(present: Sequence[Callable[[], Mask]], firsts: Mask) -> tuple[NDArray[np.intp], NDArray[np.uint64], int]:
