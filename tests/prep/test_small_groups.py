@@ -342,3 +342,24 @@ def test_products_lookups_and_hashes(tmp_path: Path) -> None:
         counts = np.diag(ask(party, "matrix.gram", encoding="b", joined_rows=1)["gram"])
         assert sorted(np.abs(counts).tolist()) == [0.0, 39.0]
     assert told[0] == told[1]
+
+
+@pytest.mark.parametrize(("differ", "is_told"), [(2, False), (0, False), (7, True)])
+def test_products_of_fewer_flags(tmp_path: Path, differ: int, is_told: bool) -> None:
+    """A number by one flag and by two, where few rows have the first flag only, have the same sums, in one request or
+    in several, in whatever order they are multiplied: the difference would be the number of these rows.
+    """
+    cells: dict[str, list[Any]] = {name: [None] * 60 for name in "tdy"} | {"id": list(range(60))}
+    cells |= {"x": [n / 7 for n in range(60)], "s": [2.0] * 30 + [0.5] * 30}
+    cells["z"] = [5] * (30 - differ) + [0] * differ + [5] * 15 + [0] * 15
+    party = world(tmp_path / "one", cells, AGGREGATE)
+    flags = [Outside("s", 0.0, 1.0, "f"), Outside("z", 0.0, 1.0, "g")]
+    one = sums(party, "fx", [*flags, Product(("f", "x"), "fx")])
+    orders: list[list[Any]] = [
+        [Product(("f", "g", "x"), "two")],
+        [Product(("f", "g"), "fg"), Product(("fg", "x"), "two")],
+        [Product(("g", "x"), "gx"), Product(("gx", "f"), "two")],
+        [Product(("x", "f"), "xf"), Product(("g", "xf"), "two")],
+    ]
+    for steps in orders:
+        assert (sums(party, "two", [*flags, *steps]) != one) == is_told

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import reduce
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,6 +18,8 @@ from tablepuppet.party.local_table import LocalTable
 from tablepuppet.prep.columns.statistics import shown
 from tablepuppet.prep.columns.values import numbers
 
+MOST_FACTORS = 5  # of a product that is compared with those of fewer
+
 
 @dataclass(frozen=True)
 class NumberColumn:
@@ -24,6 +27,7 @@ class NumberColumn:
 
     values: Array
     present: Mask
+    factors: tuple[NumberColumn, ...] = ()  # of a product, in the order they were multiplied
 
     def usual(self, firsts: Mask) -> float:
         """The median over different rows; NaN if there is none."""
@@ -111,7 +115,23 @@ class Frame:
         rows = self.table.view(self.view)
         if not self.learned or self.table.grant.is_group(rows_of(rows, column.is_unusual(rows.firsts))):
             return column
-        return replace(column, values=np.full_like(column.values, column.usual(rows.firsts)))
+        return NumberColumn(np.full_like(column.values, column.usual(rows.firsts)), column.present)
+
+    def product(self, factors: Sequence[NumberColumn]) -> NumberColumn:
+        """The product of columns. Where statistics are taken, it is that of fewer of them if few rows differ from it:
+        the difference of the two sums would be of these rows, as of ``f * x`` and ``f * g * x`` for flags f and g.
+        """
+        with np.errstate(all="ignore"):
+            values = reduce(np.multiply, [each.values for each in factors])
+        found = NumberColumn(values, np.logical_and.reduce([each.present for each in factors]), tuple(factors))
+        if self.learned and 1 < len(factors) <= MOST_FACTORS:
+            rows = self.table.view(self.view)
+            for place in range(len(factors)):
+                fewer = self.product([*factors[:place], *factors[place + 1 :]])
+                apart = (fewer.present != found.present) | (found.present & (fewer.values != found.values))
+                if not self.table.grant.is_group(rows_of(rows, apart)):
+                    return fewer
+        return found
 
     def put(self, name: str, column: AnyColumn, is_linear: bool = False) -> None:
         """Change or add a column; ``is_linear``: sums of it follow from those of the column before."""
