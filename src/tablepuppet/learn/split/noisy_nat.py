@@ -117,5 +117,6 @@ class HostSteps(Update):
         check_bounded(self.prediction_noise)
         steps = NoisySteps.of(table, view, encoding, network.by_row, part.theta, wide(rows), self.proximal, self.noise)
         table.count_embeddings(view, network.spec.outputs)
-        found = descended(part, steps, self.rates, self.momentum, 0.0, self.prediction_noise)
-        return {"outputs": shaped(found, table.wire)}
+        with unchanged_if_refused(part):  # also where there is no memory for what travels
+            found = descended(part, steps, self.rates, self.momentum, 0.0, self.prediction_noise)
+            return {"outputs": shaped(found, table.wire)}

@@ -85,9 +85,10 @@ def _differences(has: Array, counts: Counts, least: int) -> Array:
         both = (some * (line * weights)) @ some.T
         found[place] = np.diag(both)[:, None] + np.diag(both) - 2 * both
     one, other = np.triu_indices(size, 1)
-    there = has.any(axis=1)
-    for a in np.flatnonzero(there) if every > 1 else ():
-        for place in np.flatnonzero((found[a, one, other] < least - 0.5) & (there[one] | there[other])):
+    there = np.asarray(has.any(axis=1))
+    for a in np.flatnonzero(there).tolist() if every > 1 else []:
+        undecided = np.asarray((found[a, one, other] < least - 0.5) & (there[one] | there[other]))
+        for place in np.flatnonzero(undecided).tolist():
             check_time()
             b, c = one[place], other[place]
             found[a, b, c] = found[a, c, b] = (has[a] * counts) @ np.abs(has[b] - has[c])
