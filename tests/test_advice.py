@@ -26,7 +26,7 @@ from tablepuppet.cli.output import check_output
 from tablepuppet.cli.privacy import noise_of
 from tablepuppet.federation import PartyEntry
 from tablepuppet.jobs import Run, make_learner
-from tablepuppet.party.blinding_key import FORMAT
+from tablepuppet.party.blind import FORMAT
 from tablepuppet.party.config import Limits
 from tablepuppet.party.databases.urls import open_database
 from tablepuppet.party.policy import TableRule

@@ -35,9 +35,8 @@ from tablepuppet.baselines.tabnets import DESIGNS, Design, DesignBudget, Trained
 from tablepuppet.learn.split.tabnet import TabNetShape
 from tablepuppet.party.request import Reply, Request
 from tablepuppet.prep.encode.encode import apply_encoding
-from tablepuppet.wire.engine import Engine
+from tablepuppet.wire.engine import Engine, Transport
 from tablepuppet.wire.protocol import LostError
-from tablepuppet.wire.transport import Transport
 
 RESULT = ROOT / "benchmarks" / "results" / "deep_tabvfl.json"
 LATENT, GUESTS, ROWS, AWAY = 16, 5, 10_000, 0.5

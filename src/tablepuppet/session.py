@@ -21,9 +21,8 @@ from tablepuppet.errors import PartyError, TablePuppetError
 from tablepuppet.mapping.join import JoinBranch, ShardKeys, join
 from tablepuppet.mapping.joined_rows import JoinedRows
 from tablepuppet.operators.client import SecureTables
-from tablepuppet.party.reply_check import check_reply, keys_returned
 from tablepuppet.party.request import UNDECLARED, Declared, Request, Step
-from tablepuppet.party.returns import Asked
+from tablepuppet.party.returns import Asked, check_reply, keys_returned
 from tablepuppet.party.snapshot import MOST_ROWS
 from tablepuppet.prep.pipelines.pipeline import DEFAULT, Pipeline
 from tablepuppet.runs.events import Events

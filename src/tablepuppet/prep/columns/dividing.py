@@ -18,9 +18,8 @@ from numpy.typing import NDArray
 from tablepuppet.errors import LearnError
 from tablepuppet.mapping.join import number_digests
 from tablepuppet.operators.client import Client
-from tablepuppet.party.reply_check import check_reply, keys_returned
 from tablepuppet.party.request import Step
-from tablepuppet.party.returns import Asked
+from tablepuppet.party.returns import Asked, check_reply, keys_returned
 from tablepuppet.prep.columns.days import DATES
 from tablepuppet.prep.columns.label import ask_classes, base_classes
 from tablepuppet.prep.columns.selected import check_across, check_without_noise, find_category, find_number

@@ -22,7 +22,7 @@ from tablepuppet.mapping.table_mapping import ShardRows
 from tablepuppet.operators.client import Client
 from tablepuppet.party.allowance import check_memory
 from tablepuppet.party.arguments import Means, Scales
-from tablepuppet.party.key_rule import named_key
+from tablepuppet.party.blind import named_key
 from tablepuppet.party.local_table import LocalTable, RelationRows
 from tablepuppet.party.ops import Values, op
 from tablepuppet.party.policy import Use

@@ -124,7 +124,7 @@ def _compute_again(
 def _pair_moments(block: Block, columns: Sequence[tuple[str, Array]]) -> Array:
     """Moments of columns, each with the alias of its table, over the joined rows of a block."""
     values = np.stack([block.taken(alias, column) for alias, column in columns])
-    return pair_moments(values, ~np.isnan(values), np.ones(len(block)))
+    return pair_moments(values, ~np.isnan(values), np.ones(block.rows))
 
 
 def _too_few(rows: JoinedRows, near: str, far: str, ours: TableColumns, theirs: TableColumns) -> Mask:

@@ -1,13 +1,14 @@
-"""A party whose tables are in this process: DataFrames, Arrow tables, dicts of columns.
+"""Tables that are Arrow already: files and streams of which the asked columns are read into memory, and tables there.
 
-They are copied to Arrow when the federation is made; what the program does to them later changes nothing here.
+Files are not memory-mapped: if a mapped file is truncated, the process ends.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import duckdb
@@ -15,11 +16,95 @@ import numpy as np
 import pyarrow as pa
 
 from tablepuppet.errors import ConfigError
-from tablepuppet.party.database import Source, SourceTable
-from tablepuppet.party.databases.arrow_files import duckdb_types, numbered_scan
-from tablepuppet.party.databases.names import find_columns, find_table
-from tablepuppet.party.databases.sandbox import sandbox
+from tablepuppet.party.database import POSITION, Source, SourceTable
+from tablepuppet.party.databases.names import AskedColumn, find_columns, find_table, select
+from tablepuppet.party.databases.sandbox import describe, new_name, sandbox
 from tablepuppet.sql.query import Comparison
+
+
+class Arrow:
+    """The Arrow IPC format, as a file (also called Feather) or as a stream."""
+
+    suffixes = (".arrow", ".feather", ".ipc")
+
+    def parts(self, place: Path) -> list[Path]:
+        """The file; a folder is no table."""
+        return [] if place.is_dir() else [place]
+
+    def columns(self, connection: duckdb.DuckDBPyConnection, file: Path) -> dict[str, str]:
+        """From the file's schema."""
+        with _opened(file) as reader:
+            return duckdb_types(connection, reader.schema)
+
+    def rows(self, connection: duckdb.DuckDBPyConnection, file: Path) -> int:
+        """From the file's footer; a stream has to be read."""
+        with _opened(file) as reader:
+            if isinstance(reader, pa.RecordBatchFileReader):
+                return int(reader.count_rows())
+            return sum(batch.num_rows for batch in reader)
+
+    def sql(
+        self, connection: duckdb.DuckDBPyConnection, file: Path, columns: Iterable[str], asked: Sequence[AskedColumn]
+    ) -> str:
+        """A scan of the columns in memory."""
+        table = _read(file, [column.stored for column in asked])
+        return numbered_scan(connection, table, asked)
+
+
+def duckdb_types(connection: duckdb.DuckDBPyConnection, schema: pa.Schema) -> dict[str, str]:
+    """Names and DuckDB types of Arrow columns."""
+    known = {kind: _type(connection, kind) for kind in dict.fromkeys(schema.types)}
+    return {field.name: known[field.type] for field in schema}
+
+
+def numbered_scan(connection: duckdb.DuckDBPyConnection, table: pa.Table, asked: Sequence[AskedColumn]) -> str:
+    """A subquery that yields columns of an Arrow table in memory and their position."""
+    table = table.select([column.stored for column in asked]).append_column(POSITION, _positions(table.num_rows))
+    name = new_name()
+    connection.register(name, table)
+    return select(asked, POSITION, name)
+
+
+def _read(file: Path, columns: Sequence[str]) -> Any:
+    with _opened(file) as reader:
+        wanted = [reader.schema.get_field_index(column) for column in columns]
+    # an empty list would read all fields
+    with _opened(file, included_fields=sorted(wanted) or [0]) as reader:
+        return reader.read_all()
+
+
+def _positions(rows: int) -> Any:
+    return pa.array(np.arange(rows, dtype=np.int64))
+
+
+@contextmanager
+def _opened(file: Path, **options: Any) -> Iterator[Any]:
+    read_options = pa.ipc.IpcReadOptions(**options)
+    with pa.OSFile(str(file)) as handle:
+        try:
+            reader = pa.ipc.open_file(handle, options=read_options)
+        except pa.ArrowInvalid:  # not the file format
+            handle.seek(0)
+            reader = pa.ipc.open_stream(handle, options=read_options)
+        with reader:
+            yield reader
+
+
+def _type(connection: duckdb.DuckDBPyConnection, kind: pa.DataType) -> str:
+    """The DuckDB type of an Arrow type; one that DuckDB does not know keeps Arrow's name."""
+    name = new_name()
+    try:
+        connection.register(name, pa.table({"column": pa.array([], kind)}))
+        return describe(connection, name)["column"]
+    except duckdb.Error:
+        return str(kind).upper()
+    finally:
+        connection.unregister(name)
+
+
+# A party whose tables are in this process: DataFrames, Arrow tables, dicts of columns. They are copied to Arrow when
+# the federation is made; what the program does to them later changes nothing here.
+
 
 TAKEN = "a pandas or Polars DataFrame, an Arrow table, or a dict of columns"
 
