@@ -28,10 +28,10 @@ from numpy.typing import NDArray
 from sklearn.model_selection import train_test_split
 
 import tablepuppet as tp
+from benchmarks.baselines.latent_quality import held_out, mixed
+from benchmarks.baselines.tabnets import DESIGNS, Design, DesignBudget, Trained, train
 from benchmarks.data import DATA, ROOT
-from tablepuppet.baselines.latent_quality import held_out, mixed
-from tablepuppet.baselines.pooled import joined_tables
-from tablepuppet.baselines.tabnets import DESIGNS, Design, DesignBudget, Trained, train
+from tablepuppet.baselines import joined_tables
 from tablepuppet.learn.split.tabnet import TabNetShape
 from tablepuppet.party.request import Reply, Request
 from tablepuppet.prep.encode.encode import apply_encoding

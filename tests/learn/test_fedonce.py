@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 
 import tablepuppet as tp
-from tablepuppet.baselines.pooled import joined_tables
+from tablepuppet.baselines import joined_tables
 from tablepuppet.learn.split.nat import NatSettings, NatTraining, principal_components, targets_of
-from tablepuppet.learn.split.once import InputRows
+from tablepuppet.learn.split.once import input_rows
 from tablepuppet.prep.encode.encode import encoded
 from tests.learn.materialised import ALL, JOIN, predictions, shop
 from tests.relations import federation, write_party
@@ -72,7 +72,7 @@ def test_each_guest_sends_exactly_one_message_of_representations(fed: tp.Federat
         assert asked[party, "split.embed"] + asked[party, "split.apply"] == 1
         assert after[party, "up"] - before.get((party, "up"), 0) == 1
     for party in host:
-        assert asked[party, "split.step"] + asked[party, "split.gradient"] >= 3
+        assert asked[party, "split.step"] + asked[party, "model.gradient"] >= 3
         assert not asked[party, "nat.train"] + asked[party, "nat.average"]
     assert len(model.history_) == 3
     assert {"bytes_up", "bytes_down", "messages"} <= model.history_[0].keys()
@@ -141,7 +141,7 @@ def test_a_guest_sees_each_base_row_once_however_often_it_is_joined(tmp_path: Pa
         start = network.start(5, alias, data.dense.shape[1])
         own = int(np.random.default_rng([5, zlib.crc32(f"{alias}/{party}".encode())]).integers(2**62))
         targets = targets_of(table.snapshot.place(table.view(client.view).row_ids), 4, own)
-        work = NatTraining(network, start, InputRows.of(network, data), targets, NatSettings(), own)
+        work = NatTraining(network, start, input_rows(network, data), targets, NatSettings(), own)
         work.train(2)
         np.testing.assert_allclose(found[alias], work.theta, rtol=1e-12)
 
@@ -155,7 +155,7 @@ def test_more_rounds_go_on_as_split_learning(fed: tp.Federation) -> None:
     more = learner(epochs=3, rounds=4).fit(relation)
     assert [entry["round"] for entry in more.history_] == [1, 2, 3, 4, 5, 6]
     for party in guests:
-        assert asked[party, "split.step"] + asked[party, "split.gradient"] > 3
+        assert asked[party, "split.step"] + asked[party, "model.gradient"] > 3
     for one, other in zip(once.history_, more.history_[:3], strict=True):
         assert one["loss"] == other["loss"]
     assert more.history_[-1]["bytes_up"] > more.history_[1]["bytes_up"]

@@ -220,7 +220,6 @@ class NumberOrPlace(Numbers):
     """Of each row a number; or if ``arg`` was asked for, its place among the columns."""
 
     def check(self, value: Any, asked: Asked, reply: Mapping[str, Any]) -> None:
-        """Raise `Wrong` or `NotFinite` unless it is such an array."""
         if asked.arguments.get("arg"):
             Numbers(self.lengths, "u", places_in="places").check(value, asked, reply)
         else:

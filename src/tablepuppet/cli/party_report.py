@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from tablepuppet.cli.complaint import complain
+from tablepuppet.cli.app import complain
 from tablepuppet.cli.output import print_json, print_text, results_console
 from tablepuppet.errors import QueryError, plain_text
 from tablepuppet.runs.figures import number

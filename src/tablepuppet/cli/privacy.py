@@ -10,8 +10,7 @@ from typing import Annotated, Any
 
 import typer
 
-from tablepuppet.cli.app import App
-from tablepuppet.cli.complaint import complain
+from tablepuppet.cli.app import App, complain
 from tablepuppet.cli.output import JsonOption, print_json, results_console
 from tablepuppet.errors import LearnError
 from tablepuppet.runs.fitted_text import WideTable

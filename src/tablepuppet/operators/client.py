@@ -60,7 +60,7 @@ class SecureTables:
 
 
 class TableSpec(Protocol):
-    """What the model of a table is (learn/specs.py)."""
+    """What the model of a table is (learn/tables/model.py)."""
 
     @property
     def outputs(self) -> int:

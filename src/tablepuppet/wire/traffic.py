@@ -34,7 +34,8 @@ class Traffic:
     def __init__(self) -> None:
         self._totals: dict[tuple[str, Direction, str], list[int]] = {}
         self._lock = threading.Lock()
-        self._trips = 0
+        self.trips = 0  # how often the coordinator waited for answers
+        self.bytes = 0  # of all messages, both ways
 
     def add(self, party: str, release: str, down: int, up: int, messages: int = 1) -> None:
         """Count a request and its reply, or a part of both: ``messages`` is 0 for all parts but one."""
@@ -44,23 +45,13 @@ class Traffic:
                 total = self._totals.setdefault((party, direction, release), [0, 0])
                 total[0] += size
                 total[1] += messages
+            self.bytes += down + up
 
     def add_trip(self) -> int:
         """Count one trip, calls of some parties at the same time; its number."""
         with self._lock:
-            self._trips += 1
-            return self._trips
-
-    @property
-    def trips(self) -> int:
-        """How often the coordinator waited for answers."""
-        return self._trips
-
-    @property
-    def bytes(self) -> int:
-        """All bytes, both ways."""
-        with self._lock:
-            return sum(size for size, _ in self._totals.values())
+            self.trips += 1
+            return self.trips
 
     def sums(self) -> dict[str, int]:
         """Bytes both ways, and messages, of all parties and releases."""

@@ -34,7 +34,6 @@ from tablepuppet.learn.solve.plateau import ended_flat
 from tablepuppet.learn.solve.schedule import Schedule
 from tablepuppet.learn.solve.sgd import falling
 from tablepuppet.learn.solve.solvers import SGD
-from tablepuppet.learn.specs import Bottom, Mlp
 from tablepuppet.learn.split.bottom import BOTTOM, mlp
 from tablepuppet.learn.split.exchange import Exchange
 from tablepuppet.learn.split.model import Embeddings, SplitModel
@@ -42,6 +41,8 @@ from tablepuppet.learn.split.nat import NatSettings
 from tablepuppet.learn.split.noisy_once import NoisyOnce
 from tablepuppet.learn.split.once import AVERAGINGS, Guests, OnceModel
 from tablepuppet.learn.split.top import SideBySide, Top
+from tablepuppet.learn.tables.dense import Mlp
+from tablepuppet.learn.tables.model import Bottom
 from tablepuppet.party.arguments import Some, described, fits
 from tablepuppet.privacy.settings import Privacy
 from tablepuppet.relation import Relation
@@ -302,7 +303,7 @@ class FedOnce(SplitNN):
         model = OnceModel(self.host_, relation.client, self.encoding_, relation.wire, specs, self.l2, self._unit)
         if isinstance(self._promise, StepPromise):
             relation.events.emit("info", "privacy.noise", "choosing the noise of steps, which may take some seconds")
-            model.noise = self._promise.choose({alias: model.table_model(alias).flat.size for alias in model.tables})
+            model.noise = self._promise.choose({alias: model.table_model(alias).size for alias in model.tables})
         return model
 
     def _top(self, widths: Mapping[str, int], constant: Array, double: bool) -> Top:

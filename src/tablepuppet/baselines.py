@@ -1,41 +1,41 @@
-"""Baselines for experiments with data that may be pooled."""
+"""What learners are compared with: the same function trained on the joined rows, which parties in this process pool.
+
+No learner ever sees these rows. Networks begin at the learner's first parameters, and take its mini-batches.
+"""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 from scipy.optimize import minimize
 from sklearn.base import BaseEstimator, clone
 
-from tablepuppet.arrays import Array
-from tablepuppet.baselines.fedonce import Boosted as Boosted
-from tablepuppet.baselines.fedonce import Combine as Combine
-from tablepuppet.baselines.fedonce import Solo as Solo
-from tablepuppet.baselines.fedonce import priv_baseline as priv_baseline
-from tablepuppet.baselines.fedonce import splitnn_at as splitnn_at
-from tablepuppet.baselines.networks import train_networks
-from tablepuppet.baselines.pooled import PooledModel, joined_tables
-from tablepuppet.errors import LearnError
+from tablepuppet.arrays import Array, Floats
+from tablepuppet.errors import LearnError, PrivacyError
 from tablepuppet.learn.learners.estimator import need_relation
 from tablepuppet.learn.learners.learner import label_of
-from tablepuppet.learn.learners.linear import LinearRegression, LogisticRegression
 from tablepuppet.learn.learners.network import NetworkLearner
 from tablepuppet.learn.learners.not_fitted import NotFittedError
 from tablepuppet.learn.learners.solver_learner import SolverLearner
 from tablepuppet.learn.learners.watch import CONVERGED, USED_UP
 from tablepuppet.learn.loss.joined_loss import JoinedLoss
 from tablepuppet.learn.loss.losses import Loss, Squared
+from tablepuppet.learn.loss.units import in_units, out_of_units
 from tablepuppet.learn.rounds import Round
 from tablepuppet.learn.solve.allowance import RoundAllowance
-from tablepuppet.learn.tables.parameters import TableParameters
+from tablepuppet.learn.solve.sgd import Conditioned, descend_by_batches
+from tablepuppet.learn.tables.parameters import TableParameters, first_parameters
+from tablepuppet.mapping.batches import Batch
+from tablepuppet.mapping.joined_rows import JoinedRows
 from tablepuppet.operators.client import Client
-from tablepuppet.prep.encode.encode import Encoding
+from tablepuppet.prep.encode.encode import Encoding, encoded
+from tablepuppet.prep.encode.encoded_table import EncodedTable
 from tablepuppet.runs.events import RoundRecord
 from tablepuppet.runs.table_view import Records
-from tablepuppet.store.parts import Model
+from tablepuppet.store.parts import Held, Model
 
 if TYPE_CHECKING:
     from tablepuppet.relation import Relation
@@ -80,14 +80,6 @@ class Centralized(BaseEstimator):  # type: ignore[misc]
         if not name.startswith("_") and hasattr(type(self.__dict__.get("learner")), name):
             raise NotFittedError(f"this Centralized is not fitted yet: call fit before {name}")
         raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
-
-
-def linear_combine(task: str = "classification", **settings: Any) -> Centralized:
-    """The FedOnce paper's Linear-Combine, to be fitted: a linear model on the pooled columns of all tables."""
-    kinds: dict[str, type[SolverLearner]] = {"classification": LogisticRegression, "regression": LinearRegression}
-    if task not in kinds:
-        raise LearnError(f"task {task!r}: it is 'classification' or 'regression'")
-    return Centralized(kinds[task](**settings))
 
 
 class Diary:
@@ -137,7 +129,8 @@ def _train_linear(
     thetas = np.split(theta, ends)[:-1]  # what follows the last table is nothing
     spec = learner.spec(loss.outputs)
     parts = {
-        alias: TableParameters(spec.over(tables[alias].width), part) for alias, part in zip(tables, thetas, strict=True)
+        alias: TableParameters(spec.over(tables[alias].width, alias), part)
+        for alias, part in zip(tables, thetas, strict=True)
     }
     return PooledModel(encoding, parts, loss.outputs), intercept
 
@@ -185,3 +178,139 @@ def _ridge(table: Array, labels: Array, l2: float) -> tuple[Array, Array]:
     kept = values > 1e-12 * values.max(initial=0.0)
     theta = vectors[:, kept] @ ((vectors[:, kept].T @ right) / values[kept])
     return theta, np.array([mean - centre @ theta])
+
+
+def train_networks(
+    learner: NetworkLearner, client: Client, encoding: Encoding, loss: JoinedLoss, report: Callable[[Round], bool]
+) -> tuple[PooledModel, Array]:
+    """(the networks, their intercept)."""
+    loss, unit = in_units(loss)
+
+    def write(done: Round) -> bool:
+        return report(out_of_units(done, unit))
+
+    tables, rows, spec = joined_tables(client, encoding), len(client.rows), learner.spec(loss.outputs)
+    parts = {
+        alias: first_parameters(spec.over(table.width, alias), learner.seed, alias, table.dense.shape[1])
+        for alias, table in tables.items()
+    }
+    model = PooledModel(encoding, parts, loss.outputs, unit)
+    if learner.solver_ == "sgd":
+        steps = PooledSteps(parts, tables, rows, learner.plain_momentum, learner.l2)
+        intercept = descend_by_batches(steps, loss, learner._rates(), learner._schedule.batch_size, learner.seed, write)
+    else:
+        intercept = _minimise_networks(model, tables, rows, loss, learner.l2, learner.most_rounds, write)
+    return model, unit * intercept
+
+
+class PooledSteps:
+    """Takes the steps of mini-batches on joined rows: no row stands for another."""
+
+    def __init__(
+        self,
+        parts: Mapping[str, TableParameters],
+        data: Mapping[str, EncodedTable],
+        rows: int,
+        momentum: float,
+        l2: float,
+    ):
+        self.parts, self.data, self.momentum, self.l2 = parts, data, momentum, l2
+        self.rows, self.tables = JoinedRows.each_once(parts, rows), list(parts)
+        self.secured: list[str] = []  # nothing is sent
+        self.conditioned: Conditioned | None = None
+        self.penalty, self.centre = 0.0, np.zeros(1)
+
+    def __call__(
+        self, done: Batch | None, gradients: Mapping[str, Floats], following: Batch | None, lr: float
+    ) -> dict[str, Floats]:
+        """Take the steps of the batch that is ``done``; the predictions for the ``following`` one."""
+        predictions: dict[str, Floats] = {}
+        for alias, part in self.parts.items():
+            table = self.data[alias]
+            if done is not None:
+                rows = table.rows(done.places[alias])
+                gradient = part.model.gradient(part.theta, rows, np.asarray(gradients[alias], np.float64))
+                part.descend(gradient, lr, self.momentum, self.l2)
+            if following is not None:
+                predictions[alias] = part.model.predict(part.theta, table.rows(following.places[alias]))
+        self.penalty = 0.5 * self.l2 * sum(part.square for part in self.parts.values())
+        return predictions
+
+
+def _minimise_networks(
+    model: PooledModel, tables: Mapping[str, EncodedTable], rows: int, loss: JoinedLoss, l2: float, rounds: int,
+    report: Callable[[Round], bool],
+) -> Array:  # fmt: skip
+    """Some iterations of L-BFGS on all parameters at once; the intercept."""
+    parts, labels = model.parts, loss.rows.labels()
+    ends = np.cumsum([len(part.theta) for part in parts.values()], dtype=int)
+
+    def objective(point: Array) -> tuple[float, Array]:
+        *thetas, intercept = np.split(point, ends)
+        for part, theta in zip(parts.values(), thetas, strict=True):
+            part.theta = theta
+        scores = model.predict(tables, rows) + intercept
+        wanted = loss.pointwise.gradient(scores, labels)
+        slopes = [
+            part.model.gradient(part.theta, tables[alias], wanted) + l2 * part.theta for alias, part in parts.items()
+        ]
+        penalty = 0.5 * l2 * sum(float(theta @ theta) for theta in thetas)
+        return loss.pointwise.value(scores, labels) + penalty, np.concatenate(
+            [*slopes, np.atleast_1d(wanted.sum(axis=0))]
+        )
+
+    begin = np.concatenate([*(part.theta for part in parts.values()), loss.best_constant()])
+    options = {"maxiter": rounds, "maxfun": 2 * rounds + 10, "gtol": 1e-10, "ftol": 1e-14}
+    found = minimize(objective, begin, jac=True, method="L-BFGS-B", options=options)
+    reached, _ = objective(np.asarray(found.x))  # leaves its parameters in the parts
+    intercept = np.asarray(found.x)[-loss.outputs :]
+    loss.rows.set_scores(model.predict(tables, rows) + intercept)
+    report(Round(1, reached, loss.evaluate(), intercept, bool(found.success)))
+    return intercept
+
+
+def joined_tables(client: Client, encoding: Encoding) -> dict[str, EncodedTable]:
+    """The encoded rows of every table with features, one for every joined row."""
+    client.outbox.send()  # parties encode their rows before they are looked at
+    return {
+        alias: _table(client, encoding, alias).repeated(client.rows.taken(alias, np.arange(client.tables[alias].rows)))
+        for alias in client.tables
+        if encoding.names(alias) and client.shards(alias)
+    }
+
+
+def _table(client: Client, encoding: Encoding, alias: str) -> EncodedTable:
+    shards = []
+    for shard in client.shards(alias):
+        table = client.engine.capabilities(shard.party).table
+        if table is None:
+            raise PrivacyError(
+                f"party {shard.party!r} runs elsewhere: its rows cannot be pooled for a centralised baseline"
+            )
+        shards.append(encoded(table(client.session, alias), client.view, encoding.id))
+    codes = [np.concatenate(parts) for parts in zip(*(shard.codes for shard in shards), strict=True)]
+    return EncodedTable(np.concatenate([shard.dense for shard in shards]), tuple(codes), shards[0].sizes)
+
+
+class PooledModel(Held):
+    """The models of all tables, linear or networks, applied to joined rows."""
+
+    def __init__(self, encoding: Encoding, parts: Mapping[str, TableParameters], outputs: int, unit: float = 1.0):
+        super().__init__({})
+        self.encoding, self.parts, self.unit = encoding, dict(parts), unit
+        self.shape = () if outputs == 1 else (outputs,)
+
+    def predict(self, tables: Mapping[str, EncodedTable], rows: int) -> Array:
+        """The sum over tables."""
+        scores = np.zeros((rows, *self.shape))
+        for alias, part in self.parts.items():
+            scores += part.model.predict(part.theta, tables[alias])
+        return scores
+
+    def scores(self, client: Client) -> Array:
+        """The sum over tables, in the label's own units."""
+        return self.unit * self.predict(joined_tables(client, self.encoding), len(client.rows))
+
+    def parameters(self) -> dict[str, Array]:
+        """Parameters by table, in the label's own units."""
+        return {alias: part.model.rescaled(part.theta, self.unit) for alias, part in self.parts.items()}
