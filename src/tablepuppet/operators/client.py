@@ -140,6 +140,14 @@ class Client:
         names = [repr(shard.party) for shard in self.shards(alias)]
         return f"({'party' if len(names) == 1 else 'parties'} {', '.join(names)})"
 
+    def missing_row(self, alias: str, shard: ShardRows) -> int | None:
+        """The place, among a shard's rows in the relation, of the missing row of an outer join; None: no row has it."""
+        scan = next(scan for scan in self.plan.of_alias(alias) if scan.party == shard.party)
+        if not scan.missing:
+            return None
+        found = np.flatnonzero(shard.row_ids == self.rows_read[shard.party, alias] - 1)
+        return int(found[0]) if len(found) else None
+
     def ask(
         self,
         op: str,
