@@ -68,6 +68,7 @@ class Learner(Planner):
 
     error_kinds: ClassVar[tuple[str, ...]] = ()  # of a joined row, the usual one first
     _own_patience: ClassVar[int] = OWN_PATIENCE  # rounds at least, on rows that the learner held out itself
+    _held_out: float = HELD_OUT  # of the rows of the label's table, where the learner holds rows out itself
     _constant: Mapping[str, float] = MappingProxyType({})  # loss and metric without features on the rows of the fit
 
     l2: float = setting(
@@ -131,7 +132,7 @@ class Learner(Planner):
         own = may_hold_out and enough and self._holds_out(relation)
         with needed_to_hold_out() if own else nullcontext():
             if own:
-                relation, validation = relation.split(HELD_OUT, self.seed)
+                relation, validation = relation.split(self._held_out, self.seed)
             return self._prepared(relation, validation, label, own)
 
     def _close_fit(self, watch: Watch, model: Watched, intercept: Array) -> None:

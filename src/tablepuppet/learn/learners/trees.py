@@ -1,0 +1,291 @@
+"""Gradient-boosted trees over a relation: names and defaults of scikit-learn's HistGradientBoosting."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any, ClassVar, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tablepuppet.arrays import Array
+from tablepuppet.errors import LearnError, PrivacyError
+from tablepuppet.learn.learners.learner import Learner
+from tablepuppet.learn.learners.not_fitted import check_fitted
+from tablepuppet.learn.learners.tasks import Classifier, Regressor
+from tablepuppet.learn.learners.validation import Watched
+from tablepuppet.learn.learners.watch import Watch
+from tablepuppet.learn.loss.growing import Gamma, Poisson, Quantile, TreeLoss
+from tablepuppet.learn.loss.joined_loss import JoinedLoss
+from tablepuppet.learn.loss.losses import Loss, Squared
+from tablepuppet.learn.private.feature_promise import FeaturePromise
+from tablepuppet.learn.registry import learner
+from tablepuppet.learn.settings import COUNT, NUMBER, RATE, SWITCH, WHOLE, Auto, Kind, setting
+from tablepuppet.learn.solve.allowance import Cost, Costs, RoundAllowance
+from tablepuppet.learn.solve.schedule import Schedule
+from tablepuppet.learn.specs import Spec
+from tablepuppet.learn.trees.boost import Sample, boost, constant_hessian, first_scores
+from tablepuppet.learn.trees.cells import MOST_BINS
+from tablepuppet.learn.trees.grow import Growth
+from tablepuppet.learn.trees.model import SavedTrees, TreeModel, TreeOutputs, packed, unpacked
+from tablepuppet.learn.trees.splits import SplitRule
+from tablepuppet.mapping.joined_rows import SCORES, Block
+from tablepuppet.operators.client import Client, Pending
+from tablepuppet.operators.dealing import dealt
+from tablepuppet.privacy.settings import Privacy
+from tablepuppet.relation import Relation
+from tablepuppet.sql.plan import Plan
+from tablepuppet.sql.query import OutputColumn
+from tablepuppet.store.parts import Stored
+from tablepuppet.wire.engine import Engine
+
+MANY = 10_000  # joined rows, above which early_stopping="auto" holds some out, as scikit-learn
+PARTS = 64  # into which rows of the label's table are dealt: a round takes some of these parts
+LEVELS = 3  # more than a balanced tree has, about, where trees grow best first
+OPTIONAL = Kind("a whole number, at least 1, or None", lambda value: value is None or COUNT.fits(value))
+LEAVES = Kind("a whole number, at least 2, or None", lambda value: value is None or (COUNT.fits(value) and value > 1))
+BINS = Kind(f"a whole number from 2 to {MOST_BINS}", lambda value: COUNT.fits(value) and 2 <= value <= MOST_BINS)
+PART = Kind("a number above 0, at most 1", lambda value: RATE.fits(value) and value <= 1)
+BELOW = Kind("a number above 0 and below 1", lambda value: RATE.fits(value) and value < 1)
+QUANTILE = Kind(
+    "a number from 0 to 1, or None", lambda value: value is None or (NUMBER.fits(value) and float(value) <= 1)
+)
+STOPPING = Kind("'auto', True or False", lambda value: value == "auto" if isinstance(value, str) else SWITCH.fits(value))
+LOSSES = ("squared_error", "absolute_error", "quantile", "poisson", "gamma")
+LOSS = Kind(f"one of {', '.join(map(repr, LOSSES))}", lambda value: isinstance(value, str) and value in LOSSES)
+LOG_LOSS = Kind("'log_loss'", lambda value: isinstance(value, str) and value == "log_loss")
+
+
+class GradientBoosting(Learner):
+    """Boosted trees; each splits by columns of any table."""
+
+    seeks_optimum: ClassVar[bool] = False
+    _own_patience: ClassVar[int] = 1
+    _private_instead: ClassVar[str] = "tp.LinearRegression, tp.LogisticRegression or tp.MLP*"
+    l2: float = 0.0  # of linear models and networks
+
+    learning_rate: float = setting(default=0.1, kind=RATE, help="what the scores of a tree's leaves are multiplied by")
+    max_iter: int = setting(default=100, kind=COUNT, help="rounds: in each a tree, or one for each of several classes")
+    max_leaf_nodes: int | None = setting(default=31, kind=LEAVES, help="leaves of a tree; None: no limit")
+    max_depth: int | None = setting(default=None, kind=OPTIONAL, help="splits from the root to a leaf; None: no limit")
+    min_samples_leaf: int = setting(default=20, kind=COUNT, help="joined rows of a leaf, at least")
+    l2_regularization: float = setting(default=0.0, kind=NUMBER, help="added to the Hessian of a leaf")
+    max_bins: int = setting(
+        default=MOST_BINS, kind=BINS, help="bins of a column of numbers; missing values have one more"
+    )
+    min_gain: float = setting(default=0.0, kind=NUMBER, help="a split gains more than this")
+    early_stopping: bool | Auto = setting(
+        default="auto",
+        kind=STOPPING,
+        help="stop by rows held out of the label's table: `'auto'` does so above 10,000 joined rows",
+    )
+    validation_fraction: float = setting(default=0.1, kind=BELOW, help="of the label's table, held out to stop by")
+    n_iter_no_change: int = setting(
+        default=10, kind=COUNT, help="stop when the loss of rows held out, or of `validation`, has not fallen so long"
+    )
+    subsample: float = setting(
+        default=1.0, kind=PART, help="share of the label table's rows that each round learns from, in steps of 1/64"
+    )
+
+    # Before a fit
+
+    @property
+    def patience(self) -> int:  # type: ignore[override]
+        """Rounds without a lower loss of the rows held out, after which it stops."""
+        return self.max_iter + 1 if self.early_stopping is False else self.n_iter_no_change
+
+    @property
+    def _held_out(self) -> float:  # type: ignore[override]
+        return float(self.validation_fraction)
+
+    def _holds_out(self, relation: Relation) -> bool:
+        return len(relation) > MANY if isinstance(self.early_stopping, str) else self.early_stopping
+
+    def spec(self, outputs: int) -> Spec:
+        """Trees have no model of one table by itself."""
+        raise AssertionError("trees split by columns of all tables")
+
+    def parameters_of(self, alias: str, width: int, outputs: int) -> int:
+        """There is no noise to compare with."""
+        return 1
+
+    def promise_for(self, plan: Plan, rows: Mapping[str, int], privacy: Privacy | None) -> FeaturePromise | None:
+        """None, or a refusal: every level of every tree would need its own noise, for each row at each bin."""
+        if privacy is None or not privacy.is_feature_private:
+            return None
+        raise PrivacyError(
+            f"{type(self).__name__} cannot be fitted with noise on features: each level of each tree answers with bits "
+            f"of single rows, which have no form with noise; leave feature_epsilon out, or use {self._private_instead}"
+        )
+
+    def _costs(self, batches: int) -> Costs:
+        deep = self.max_depth or 64
+        leaves = math.ceil(math.log2(self.max_leaf_nodes)) + LEVELS if self.max_leaf_nodes else 12
+        levels = min(deep, leaves)
+        return Costs(Cost(1, levels), Cost(0, 2 * levels))
+
+    def plan_rounds(self, rows: int, allowed: Callable[[int], RoundAllowance]) -> None:
+        """As many rounds as ``max_iter``; PrivacyError if parties do not allow their replies."""
+        given: dict[str, object] = {"max_iter": self.max_iter, "max_leaf_nodes": self.max_leaf_nodes}
+        allowed(1).check(self.max_iter, given, "lower max_leaf_nodes or max_depth", "max_iter")
+        self._schedule = Schedule(self.max_iter, rows)
+
+    # The fit
+
+    def _train(self, relation: Relation, loss: JoinedLoss, watch: Watch) -> tuple[Watched, Array]:
+        client = relation.client
+        model = TreeModel(client, loss.rows, self.encoding_, relation.wire, int(self.max_bins))
+        self._aliases, self._words = list(model.aliases), dict(model.words)
+        growth = Growth(
+            SplitRule(float(self.l2_regularization), int(self.min_samples_leaf), float(self.min_gain)),
+            self.max_leaf_nodes,
+            self.max_depth,
+            float(self.learning_rate),
+            constant_hessian(loss.rows, loss.pointwise),
+        )
+        intercept = boost(model, loss, growth, self.max_iter, self.seed, watch.of(model), self._sample(relation))
+        return model, intercept
+
+    def _sample(self, relation: Relation) -> Sample | None:
+        """The rows of the label's table that each round learns from; None: all."""
+        share, label = round(PARTS * self.subsample), relation.query.label
+        if share == PARTS or label is None:
+            return None
+        rows = relation.client.tables[label.alias].rows
+        rng = np.random.default_rng([self.seed, 1])
+        parts = dealt(relation.client, label.alias, rng.permutation(np.arange(rows) % PARTS))
+
+        def draw(number: int) -> NDArray[np.bool_]:
+            chosen = np.random.default_rng([self.seed, 2, number]).permutation(PARTS)[: max(share, 1)]
+            return np.isin(parts, chosen)
+
+        return Sample(label.alias, draw)
+
+    def _without_features(self, loss: JoinedLoss) -> dict[str, float]:
+        """Loss and metric of the scores that boosting begins with."""
+        loss.set_constant(first_scores(loss))
+        value = loss.evaluate()
+        return {"loss": value, "metric": self.metric(loss, value)}
+
+    # After a fit
+
+    @property
+    def _trees(self) -> TreeOutputs:
+        check_fitted(self)
+        assert isinstance(self._model, TreeOutputs), "`_train` and `saved` make it"
+        return self._model
+
+    def _names(self) -> dict[str, list[str]]:
+        """By table, the columns that its splits count: those of numbers, then those of categories."""
+        encoding = self.encoding_
+        return {
+            alias: [each.column.qualified for each in (*encoding.numbers[alias], *encoding.categories[alias])]
+            for alias in self._trees.aliases
+        }
+
+    @property
+    def feature_importances_(self) -> dict[str, float]:
+        """By ``alias.column``: its share of what all splits gain; 0 for columns that no tree splits by."""
+        names, trees = self._names(), self._trees
+        found = {name: 0.0 for listed in names.values() for name in listed}
+        for tree in (tree for listed in trees.forest for tree in listed):
+            for node in tree.inner:
+                found[names[trees.aliases[tree.tables[node]]][tree.columns[node]]] += float(tree.gains[node])
+        total = sum(found.values())
+        return {name: gain / total for name, gain in found.items()} if total else found
+
+    @property
+    def trees_(self) -> list[list[dict[str, Any]]]:
+        """The nodes of each tree, the root first: table, column, gain, joined rows, score; thresholds stay with their
+        owners. Of several classes, the trees of a round follow each other.
+        """
+        names, trees = self._names(), self._trees
+        found = [tree.rows(trees.aliases) for listed in trees.forest for tree in listed]
+        for node in (node for tree in found for node in tree):
+            node["column"] = names[node["table"]][node["column"]] if node["table"] is not None else None
+        return found
+
+    # Saving
+
+    def facts(self) -> dict[str, Any]:
+        """Facts of the fit, and which tables trees name by numbers."""
+        trees = self._trees
+        return super().facts() | {"aliases": list(trees.aliases), "words": dict(trees.words)}
+
+    def arrays(self) -> dict[str, NDArray[Any]]:
+        """The trees."""
+        return super().arrays() | packed(self._trees.forest)
+
+    def restore(self, facts: Mapping[str, Any], arrays: Mapping[str, NDArray[Any]]) -> None:
+        """Restore what `facts` and `arrays` say."""
+        super().restore(facts, arrays)
+        self._aliases, self._words = list(facts["aliases"]), dict(facts["words"])
+        self._forest = unpacked(arrays, len(self.intercept_))
+
+    def saved(self, stored: Stored, engine: Engine, wire: str) -> Any:
+        """A model with the stored splits, for predictions only."""
+        outputs = len(self.intercept_)
+        return SavedTrees(self._forest, self._aliases, self._words, outputs, self.encoding_, stored, engine, wire)
+
+
+@learner
+class GradientBoostingRegressor(Regressor, GradientBoosting):
+    """Regression by boosted trees."""
+
+    loss: str = setting(
+        default="squared_error", kind=LOSS, help="what is minimised; of `poisson` and `gamma` predictions are positive"
+    )
+    quantile: float | None = setting(default=None, kind=QUANTILE, help="of `loss='quantile'`: which one")
+
+    def check_settings(self) -> None:
+        """Raise LearnError if a setting is out of range, or quantile and loss do not fit."""
+        super().check_settings()
+        if (self.loss == "quantile") != (self.quantile is not None):
+            raise LearnError("loss='quantile' needs quantile, a number from 0 to 1, and other losses take none")
+
+    def _pointwise(self) -> Loss:
+        if self.loss == "absolute_error":
+            return Quantile(0.5, 2.0)
+        if self.loss == "quantile":
+            return Quantile(float(self.quantile or 0.0))
+        return {"poisson": Poisson(), "gamma": Gamma()}.get(self.loss, Squared())
+
+    def _loss(self, client: Client, labels: NDArray[Any]) -> JoinedLoss:
+        return JoinedLoss(self._pointwise(), client.rows.of_scores(1, labels))
+
+    def _prepare(self, client: Client, label: OutputColumn, asked: Pending) -> JoinedLoss:
+        loss = super()._prepare(client, label, asked)
+        if isinstance(loss.pointwise, TreeLoss):
+            least, total = loss.rows.at_once(_least_and_sum)
+            if wrong := loss.pointwise.check(least, total):
+                raise LearnError(f"{wrong}; label {label.qualified} has others {client.owners(label.alias)}")
+        return loss
+
+    def metric(self, loss: JoinedLoss, value: float) -> float:
+        """The root mean squared error, whatever is minimised."""
+        if isinstance(loss.pointwise, Squared):
+            return super().metric(loss, value)
+        has_logs = isinstance(loss.pointwise, TreeLoss) and loss.pointwise.has_logs
+        return math.sqrt(loss.rows.total(_squared_errors, has_logs) / loss.rows.joined)
+
+    def _predicted(self, scores: Array) -> Array:
+        return np.exp(scores) if self.loss in ("poisson", "gamma") else scores
+
+
+def _squared_errors(block: Block, has_logs: bool) -> float:
+    predicted = np.exp(block[SCORES]) if has_logs else block[SCORES]
+    away = (predicted - block.labels) ** 2
+    return float(away.sum() if block.weights is None else block.weights @ away)
+
+
+def _least_and_sum(block: Block) -> tuple[float, float]:
+    return float(block.labels.min()), float(block.labels.sum(dtype=np.float64))
+
+
+@learner
+class GradientBoostingClassifier(Classifier, GradientBoosting):
+    """Classification of two or more classes by boosted trees."""
+
+    loss: str = setting(default="log_loss", kind=LOG_LOSS, help="what is minimised")
