@@ -23,6 +23,7 @@ from tablepuppet.federation import PartyEntry
 from tablepuppet.prep.encode.encode import apply_encoding
 from tablepuppet.prep.pipelines.fit import fit_encoding
 from tablepuppet.prep.pipelines.pipeline import DEFAULT
+from tablepuppet.runs.event_file import EventFile
 from tests import mariadb_server
 from tests.relations import Message, federation, record_wire, write_party
 
@@ -229,6 +230,8 @@ def test_nothing_planted_is_seen(
     entry = PartyEntry(publish(request, tmp_path, kind), LEVELS)
     fed = tp.Federation({"p": entry}, memory_limit=2000)
     fed.events.subscribe(net.events.append, trips=True)
+    kept = tmp_path / "events.jsonl"
+    fed.events.subscribe(EventFile(kept, {}), trips=True)
     net.texts += [repr(fed), str(fed.catalog()), fed.catalog()._repr_html_(), str(fed.catalog().to_arrow().to_pylist())]
     use(net, fed)
     for sql in FAILING if kind == "duckdb" else FAILING[::4]:  # the same DuckDB evaluates them everywhere
@@ -243,7 +246,12 @@ def test_nothing_planted_is_seen(
     if kind in ("sqlite", "postgresql", "mysql"):
         assert net.try_(lambda: fed.sql("SELECT number FROM wrong"))
     broken(net, kind, tmp_path, fed)
-    net.texts += [*capfd.readouterr(), caplog.text, *(str(record.__dict__) for record in caplog.records)]
+    net.texts += [
+        kept.read_text(),
+        *capfd.readouterr(),
+        caplog.text,
+        *(str(record.__dict__) for record in caplog.records),
+    ]
     caught = net.catch()
     assert len(net.messages) > 50
     assert b"'visible'" in caught  # what the analyst wrote may be seen: so the net holds requests

@@ -48,7 +48,18 @@ LAYERS = [
     {"learn.party_ops", "learn.release_table"},
     {"learn.learners"},
     {"learn.selection"},
-    {"baselines", "cli", "demo", "federation", "jobs", "privacy_plan", "run_folder", "__init__", "__main__"},
+    {
+        "baselines",
+        "callbacks",
+        "cli",
+        "demo",
+        "federation",
+        "jobs",
+        "privacy_plan",
+        "run_folder",
+        "__init__",
+        "__main__",
+    },
 ]
 LEVELS = {part: level for level, layer in enumerate(LAYERS) for part in layer}
 

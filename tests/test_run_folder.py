@@ -6,6 +6,7 @@ import errno
 import json
 import logging
 import os
+import shutil
 import signal
 import stat
 import subprocess
@@ -264,10 +265,11 @@ def test_resume_is_advised_where_it_helps(
 
 
 def test_a_run_that_fails_leaves_nothing(command: Command) -> None:
-    """An error of the data, or of the federation, is no run to resume."""
+    """An error of the data, or of the federation, is no run to resume; once parties have read, its events stay."""
     Path("job.toml").write_text(Path("job.toml").read_text() + "[split]\nvalidation = 0.0001\n")
     assert command("train", "job.toml")[0] == 1
-    assert not Path("runs/returns").exists()
+    assert [path.name for path in Path("runs/returns").iterdir()] == ["failed.jsonl"]
+    shutil.rmtree("runs")
     Path("federation.toml").write_text("[parties]\nstore = 'nonsense'\n")
     assert command("train", "job.toml")[0] == 1
     assert not Path("runs/returns").exists()

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from tablepuppet.versions import VERSION
 
 if TYPE_CHECKING:  # the same names as below, for editors and type checkers
+    from tablepuppet import callbacks as callbacks
     from tablepuppet import prep as prep
     from tablepuppet.algebra import linalg as linalg
     from tablepuppet.errors import ApprovalError as ApprovalError
@@ -77,7 +78,7 @@ _PUBLIC = {
     "runs.events": "Event",
     "sql.catalog": "Catalog",
 }
-_MODULES = {"bottom": "learn.split.bottom", "linalg": "algebra.linalg", "prep": "prep"}
+_MODULES = {"callbacks": "callbacks", "bottom": "learn.split.bottom", "linalg": "algebra.linalg", "prep": "prep"}
 _PLACES = {name: module for module, names in _PUBLIC.items() for name in names.split()}
 __all__ = sorted([*_PLACES, *_MODULES])
 

@@ -208,7 +208,8 @@ class Federation:
         if not isinstance(verbose, bool | None):
             raise ConfigError(f"verbose is True, False or None, not {verbose!r}")
         callbacks = list(callbacks)
-        self.events = Events([*callbacks, *default_readers(verbose, has_callbacks=bool(callbacks))])
+        shown = any(not getattr(each, "reads_trips", False) for each in callbacks)  # those that keep all show nothing
+        self.events = Events([*callbacks, *default_readers(verbose, has_callbacks=shown)])
         tables = {name: InMemory(name, given) for name, given in parties.items() if isinstance(given, Mapping)}
         entries = {name: _entry(given) for name, given in parties.items()}
         _check_once(entries)
@@ -233,7 +234,7 @@ class Federation:
                 timeout,
                 identity=entry.identity,
                 wait=on_party_lost == "wait",
-                silent=self._warn,
+                silent=partial(self._silent, name),
             )
             for name, entry in entries.items()
             if entry.is_remote
@@ -249,8 +250,8 @@ class Federation:
     def __getstate__(self) -> dict[str, Any]:
         raise NotPickledError("a federation is open connections, and cannot be pickled: open it again")
 
-    def _warn(self, message: str) -> None:
-        self.events.emit("warning", "party.silent", message)
+    def _silent(self, party: str, message: str) -> None:
+        self.events.emit("warning", "party.silent", message, party=party)
 
     def _lost_or_back(self, party: str, error: LostError | None) -> None:
         if error is None:

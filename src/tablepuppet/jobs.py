@@ -36,6 +36,7 @@ from tablepuppet.prep.pipelines.pipeline import DEFAULT, Pipeline
 from tablepuppet.relation import Relation, check_split
 from tablepuppet.run_folder import JOB, RunFolder, is_full
 from tablepuppet.runs import interrupts
+from tablepuppet.runs.event_file import EventFile, Outcome
 from tablepuppet.runs.events import Reader
 from tablepuppet.spelling import did_you_mean
 from tablepuppet.sql.plan import Plan
@@ -235,10 +236,24 @@ def make_learner(settings: dict[str, Any]) -> Learner:
 class Run:
     """A job and its folder."""
 
-    def __init__(self, job: Job, folder: RunFolder, base: Path, reader: Reader, record: Record | None = None):
+    def __init__(
+        self,
+        job: Job,
+        folder: RunFolder,
+        base: Path,
+        reader: Reader,
+        record: Record | None = None,
+        events: EventFile | None = None,
+    ):
         self.job, self._folder, self.folder = job, folder, folder.path
         self._abandoned: Sequence[str] = ()  # sessions of the run that this one replaces
-        self.federation = Federation.load(base / job.federation, purpose=job.purpose, record=record, callbacks=[reader])
+        self._events = events
+        self.federation = Federation.load(
+            base / job.federation,
+            purpose=job.purpose,
+            record=record,
+            callbacks=[reader] if events is None else [reader, events],
+        )
 
     @classmethod
     def of_job(cls, path: Path, reader: Reader) -> Run:
@@ -262,7 +277,7 @@ class Run:
         _ = job.pipeline
         folder = RunFolder(path.parent / job.output)
         with folder.begun(path, overwrite=overwrite) as (record, abandoned):
-            run = cls(job, folder, path.parent, reader, record)
+            run = cls(job, folder, path.parent, reader, record, folder.events(_facts(job, path)))
         run._abandoned = abandoned
         return run
 
@@ -272,7 +287,8 @@ class Run:
         folder = RunFolder(path)
         record = folder.resumed()
         base = folder.base(folder.record)  # first: it finds a job that is damaged
-        return cls(read_job(folder.record / JOB), folder, base, reader, record)
+        job = read_job(folder.record / JOB)
+        return cls(job, folder, base, reader, record, folder.events(_facts(job, base / JOB, resumed=True)))
 
     @classmethod
     def of_folder(cls, path: Path, reader: Reader) -> Run:
@@ -343,8 +359,12 @@ class Run:
                 error
             )  # else it would end the same way again
             if not stopped and not (goes_on and self.federation.has_services):
+                self._end("failed", str(error) if isinstance(error, TablePuppetError) else type(error).__name__)
+                if not is_full(error):
+                    self._folder.keep_events()
                 self._folder.forget()
                 raise
+            self._end("stopped", str(error) if isinstance(error, TablePuppetError) else "stopped by its user")
             self.federation.engine.keep_open = True
             self._folder.leave()
             how = "goes on from here" if self.federation.has_services else "starts it again"
@@ -355,8 +375,15 @@ class Run:
                 raise PartyError(f"{error}; {way}") from error
             error.add_note(way)
             raise
+        self._end("finished", metrics=plain(result["metrics"]))
+        self._folder.keep_events()
         self._folder.forget()
         return result
+
+    def _end(self, outcome: Outcome, message: str = "", **fields: Any) -> None:
+        """Say in the file of events how the run ended."""
+        if self._events is not None:
+            self._events.end(outcome, message, **fields)
 
     def _close_abandoned(self) -> None:
         """Tell parties elsewhere that nobody comes back to a run that is replaced; who is gone has nothing to free."""
@@ -423,6 +450,13 @@ class Run:
         if self.federation.has_services:
             return pa.table({"row": np.arange(len(relation))})
         return relation.rows()
+
+
+def _facts(job: Job, path: Path, *, resumed: bool = False) -> dict[str, Any]:
+    """What the first line of a run's events says of it."""
+    settings = {name: value for name, value in job.learner.items() if name != "kind"}
+    learner = {"learner": job.learner.get("kind"), "settings": settings, "label": job.label}
+    return {"job": path.name, **learner, "purpose": job.purpose, "searches": job.search is not None, "resumed": resumed}
 
 
 def _ending(learner: Learner) -> dict[str, Any]:

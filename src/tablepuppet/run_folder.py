@@ -3,7 +3,8 @@
 ``run.json`` says that a run is finished; it is written last. A run that replaces another is written beside it first, so
 that a full disk leaves the other as it was. ``record`` holds a run that is under way, was stopped or
 broke off: the job as it was, and what parties elsewhere have answered, labels among it, for this user only. Where
-both are, a finished run is being replaced.
+both are, a finished run is being replaced. What happens in a run is in ``record`` too, and stays when that is removed:
+in ``events.jsonl`` of the run that has finished, and in ``failed.jsonl`` of the last one that has not.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from typing import Any
 
 from tablepuppet.cli.output import plain, typed
 from tablepuppet.errors import ConfigError
+from tablepuppet.runs.event_file import EVENTS, FAILED, EventFile
 from tablepuppet.store.files import DamagedFileError, read_facts, read_known, write_atomically, write_facts
 from tablepuppet.store.folder import ModelFolder
 from tablepuppet.wire.record import Record, recorded_sessions
@@ -34,6 +36,12 @@ class RunFolder:
     def __init__(self, path: Path):
         self.path, self.record = path, path / RECORD
         self._claim: int | None = None
+        self._events: EventFile | None = None
+
+    def events(self, facts: Mapping[str, Any]) -> EventFile:
+        """The file of events of the run that is under way."""
+        self._events = EventFile(self.record / EVENTS, facts)
+        return self._events
 
     @contextmanager
     def begun(self, job: Path, *, overwrite: bool) -> Iterator[tuple[Record, list[str]]]:
@@ -127,8 +135,18 @@ class RunFolder:
             for name in written:
                 (self.path / f"{name}.new").replace(self.path / name)
 
+    def keep_events(self) -> None:
+        """Let the events stay when the record is removed, if parties were asked for rows."""
+        if self._events is not None and self._events.has_opened:
+            finished = self._events.outcome == "finished"
+            with suppress(OSError):
+                (self.path / FAILED).unlink(missing_ok=finished)
+            self._events.move(self.path / (EVENTS if finished else FAILED))
+
     def forget(self) -> None:
         """Remove the record, and the folder if there is nothing else in it."""
+        if self._events is not None:
+            self._events.close()
         with suppress(OSError):
             (self.record / FINISHED).unlink()  # first: what is left of a record is none
         shutil.rmtree(self.record, ignore_errors=True)
@@ -138,6 +156,7 @@ class RunFolder:
 
     def leave(self) -> None:
         """Let other processes at it."""
+        self._events = None
         claim, self._claim = self._claim, None
         if claim is not None:
             os.close(claim)

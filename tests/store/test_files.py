@@ -202,6 +202,7 @@ ELSEWHERE = {
     "party/state.py": "copies of files into a backup, with digests of each in its manifest",
     "party/kept.py": "parts of an earlier version: checks the digest that they have",
     "run_folder.py": "a job that the user wrote, and copies of it with its digest",
+    "runs/event_file.py": "lines of a log for people: one that is none is left out",
     "store/folder.py": "locks a folder; digests of files, beside facts",
     "party/delivered_file.py": "a table of predictions, which belongs to the operator",
     "party/audit.py": "only appends",

@@ -69,6 +69,7 @@ class TripRecord(Struct, frozen=True, kw_only=True):
     ops: tuple[str, ...]  # of the request, each once; a verb other than `run` comes first
     bytes_up: int  # from the party
     bytes_down: int  # to the party
+    released: dict[str, int] = {}  # bytes from the party by release
     seconds: float
     answered: bool  # no: the party was lost, or refused; bytes are not counted then
 
@@ -135,7 +136,8 @@ class Events:
     """Hands each event to every reader, and to the log ``tablepuppet``."""
 
     def __init__(self, readers: Iterable[Reader] = ()):
-        self._readers, self._trip_readers = [_callable(each) for each in readers], list[Reader]()
+        self._readers = [_callable(each) for each in readers]
+        self._trip_readers = [each for each in self._readers if getattr(each, "reads_trips", False)]
         self._lock = threading.Lock()
 
     def subscribe(self, reader: Reader, *, trips: bool = False) -> Callable[[], None]:

@@ -112,6 +112,7 @@ class _Made(NamedTuple):
             ops=names_of(request),
             bytes_up=self.sizes.up,
             bytes_down=self.sizes.down,
+            released=dict(self.sizes.released),
             seconds=self.seconds,
             answered=not isinstance(self.outcome, BaseException),
         )

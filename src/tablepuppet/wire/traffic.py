@@ -10,6 +10,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Mapping, Sequence
 from functools import cache
+from types import MappingProxyType
 from typing import Any, Literal, NamedTuple
 
 import msgspec
@@ -78,10 +79,11 @@ class Traffic:
 
 
 class MessageSizes(NamedTuple):
-    """Bytes of a request (down) and its reply (up)."""
+    """Bytes of a request (down) and its reply (up), those of the reply by release too."""
 
     down: int
     up: int
+    released: Mapping[str, int] = MappingProxyType({})
 
 
 NOTHING = MessageSizes(0, 0)
@@ -99,13 +101,14 @@ def meter(traffic: Traffic, party: str, request: Request, reply: Sequence[Mappin
     if request.verb != "run":
         release = Release.SCHEMA if request.verb == "describe" else Release.COUNTS
         parts.insert(0, (release, (request.verb, request.session), request.arguments))
-    down = up = 0
+    down, released = 0, dict[str, int]()
     for number, ((release, header, arguments), values) in enumerate(zip(parts, reply, strict=True), start=1):
         messages, sent, received = int(number == len(parts)), size_of(header, arguments), size_of((), values)
         traffic.add(party, "down", release.label, sent, messages)
         traffic.add(party, "up", release.label, received, messages)
-        down, up = down + sent, up + received
-    return MessageSizes(down, up)
+        down += sent
+        released[release.label] = released.get(release.label, 0) + received
+    return MessageSizes(down, sum(released.values()), released)
 
 
 def size_of(header: tuple[str, ...], values: Mapping[str, Any]) -> int:

@@ -104,11 +104,33 @@ class Learner(Planner):
     def _fit(self, relation: Relation, validation: Relation | None, may_hold_out: bool = False) -> Self:
         with one_thread():  # parties, and pieces of the joined rows, are worked on at the same time
             watch = self._open_fit(relation, validation, may_hold_out)
+            self._constant = self._without_features(watch.loss) if self.privacy is None else {}
+            self._say_what_begins(watch.relation)
             model, intercept = self._train(watch.relation, watch.loss, watch)
             self._close_fit(watch, model, intercept)
-            self._constant = self._without_features(watch.loss) if self.privacy is None else {}
             watch.loss.rows.drop()
         return self
+
+    def _say_what_begins(self, relation: Relation) -> None:
+        """Emit what is about to be learned, from what, and what a constant reaches, for readers of the rounds."""
+        tables = relation.plan.tables
+        fields = {
+            "learner": type(self).__name__,
+            "solver": self.solver_,
+            "rounds": self.most_rounds,
+            "rows": len(relation),
+            "metric": self.metric_name,
+            "constant": dict(self._constant),
+            "epsilon": None if self.privacy is None else self.privacy.feature_epsilon or self.privacy.label_epsilon,
+            "tables": {alias: [shard.party for shard in table.shards] for alias, table in tables.items()},
+            "budgets": [
+                {"party": party, "table": table, "whose": each.whose, "epsilon": each.epsilon, "left": each.left}
+                for (party, table), funds in relation.funds().items()
+                for each in funds
+            ],
+        }
+        message = f"{type(self).__name__} learns from {len(relation):,} joined rows"
+        self.emit(relation, "info", "fit.begins", message, fields)
 
     def _without_features(self, loss: JoinedLoss) -> dict[str, float]:
         """Loss and metric of the best constant scores."""
