@@ -343,10 +343,10 @@ class JoinedRows:
         else:
             counts = np.bincount(pairs, minlength=size * table.rows)
             filled = found = np.flatnonzero(counts)
-        sums = [np.bincount(pairs, each[chosen], len(counts))[filled] for each in values]
+        kept = [np.bincount(pairs, each[chosen], len(counts))[filled] for each in values]
         by_group = np.bincount(found // max(table.rows, 1), minlength=size)
-        kept = np.stack(sums, axis=1) if sums else np.empty((len(found), 0))
-        return GroupedSums(found % max(table.rows, 1), by_group, counts[filled], kept)
+        sums = np.stack(kept, axis=1) if kept else np.empty((len(found), 0))
+        return GroupedSums(found % max(table.rows, 1), by_group, counts[filled], sums)
 
     def carried(self, source: str, target: str, values: Floats, weights: Array | None = None) -> Array:
         """Values of one table's rows, (rows, k), summed at another's by how often they are joined: S_t^T S_s values.

@@ -173,7 +173,7 @@ class Watch:
             learner.converged_, self._stopped = False, LOST
         elif self.is_near and self._stopped == USED_UP:
             self._stopped = CLOSE_BY
-        elif self._stopped == USED_UP and not learner.seeks_optimum:
+        elif self._stopped == USED_UP and not learner.seeks_optimum and rounds == learner.most_rounds:
             self._stopped = DONE
         learner.stopped_ = CONVERGED if learner.converged_ else self._stopped
         learner.best_round_ = rounds

@@ -120,3 +120,58 @@ class Gamma(Poisson):
     def check(self, least: float, total: float) -> str:
         """Positive numbers."""
         return "" if least > 0 else "loss='gamma' needs labels above 0"
+
+
+@dataclass(frozen=True)
+class ClassWeighted(Loss):
+    """A loss of classes in which a row counts as much as the weight of its class."""
+
+    loss: Loss
+    by_class: tuple[float, ...]
+
+    @property
+    def outputs(self) -> int:  # type: ignore[override]
+        """Scores per row."""
+        return self.loss.outputs
+
+    @property
+    def most_curvature(self) -> float:  # type: ignore[override]
+        """An upper bound of the second derivative by one score."""
+        return max(self.by_class) * self.loss.most_curvature
+
+    @property
+    def kept(self) -> int:  # type: ignore[override]
+        """Numbers per row that an evaluation stores."""
+        return self.loss.kept
+
+    quadratic = False
+
+    def weights(self, labels: Labels, weights: Weights | None = None) -> Weights:
+        """The weight of each row."""
+        found = np.array(self.by_class).take(labels)
+        return found if weights is None else found * weights
+
+    def evaluate(
+        self, scores: Scores, labels: Labels, kept: Scores | None = None, weights: Weights | None = None
+    ) -> Evaluation:
+        """That of the loss, with weights."""
+        return self.loss.evaluate(scores, labels, kept, self.weights(labels, weights))
+
+    def evaluated(self, scores: Scores, labels: Labels, kept: Scores, weights: Weights | None = None) -> Evaluation:
+        """The evaluation from what it stored."""
+        return self.loss.evaluated(scores, labels, kept, self.weights(labels, weights))
+
+    def proximal_step(
+        self, start: Scores, away: Scores, rho: float, labels: Labels, known: Evaluation | None = None
+    ) -> None:
+        """There is none: trees take no such step."""
+        raise LearnError("weights of classes are for trees only")
+
+    def label_sums(self, labels: Labels, weights: Weights | None = None) -> Array:
+        """Those of the loss, and the sum of weights."""
+        found = self.weights(labels, weights)
+        return np.append(self.loss.label_sums(labels, found), found.sum())
+
+    def best_constant(self, sums: Array, rows: int) -> Array:
+        """That of the loss."""
+        return self.loss.best_constant(sums[:-1], float(sums[-1]))  # type: ignore[arg-type]

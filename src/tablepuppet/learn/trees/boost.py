@@ -16,7 +16,7 @@ from tablepuppet.learn.loss.growing import Quantile
 from tablepuppet.learn.loss.joined_loss import JoinedLoss
 from tablepuppet.learn.loss.losses import Loss, Squared
 from tablepuppet.learn.rounds import Round
-from tablepuppet.learn.trees.grow import CURVATURES, NODES, SAMPLED, SLOPES, Grower, Growth, Node, tree_of
+from tablepuppet.learn.trees.grow import CURVATURES, NODES, SAMPLED, SLOPES, Grower, Growth, tree_of
 from tablepuppet.learn.trees.model import TreeModel
 from tablepuppet.learn.trees.splits import stored
 from tablepuppet.mapping.joined_rows import SCORES, Block, JoinedRows
@@ -40,20 +40,25 @@ def first_scores(loss: JoinedLoss) -> Array:
 
 def boost(
     model: TreeModel, loss: JoinedLoss, growth: Growth, rounds: int, seed: int, report: Callable[[Round], bool],
-    sample: Sample | None = None, begun: int = 0, constant: Array | None = None,
-) -> Array:  # fmt: skip
-    """Learn up to ``rounds`` rounds, after those that the model has; the constant scores are returned."""
-    rows, outputs = loss.rows, loss.outputs
-    constant = first_scores(loss) if constant is None else constant
+    sample: Sample | None = None, may_ask: Callable[[], bool] = lambda: True,
+) -> tuple[Array, bool]:  # fmt: skip
+    """Learn up to ``rounds`` rounds, as long as parties allow one level more (``may_ask``).
+
+    The constant scores are returned, and whether it ended since nothing can be gained.
+    """
+    rows, outputs, stuck = loss.rows, loss.outputs, False
+    constant = first_scores(loss)
     loss.set_constant(constant)
     loss.reserve()
     grower = Grower(
         model.lou, rows, model.name, model.encoding.id, model.tables, model.binned, _widths(model), growth,
-        model.bits_of, sampled=sample is not None,
+        model.bits_of, sampled=sample is not None, may_ask=may_ask,
     )  # fmt: skip
     for column in (SLOPES, CURVATURES):
         rows.reserve(column, outputs)
     for number in range(rounds):
+        if not may_ask():
+            break
         if sample is None:
             rows.each(_derive, loss.pointwise)
         else:
@@ -80,9 +85,9 @@ def boost(
             rows.each(_add_leaves, output, own, np.array([values.get(n, 0.0) for n in range(len(own))]))
         value = loss.evaluate()
         stuck = not any(chosen)
-        if report(Round(begun + number + 1, value, value, constant, converged=False)) or stuck:
+        if report(Round(number + 1, value, value, constant, converged=stuck)) or stuck:
             break
-    return constant
+    return constant, stuck
 
 
 def _widths(model: TreeModel) -> Mapping[str, int]:
@@ -133,9 +138,7 @@ def _quantile_of_labels(block: Block, quantile: float) -> float:
     return _weighted_quantile(block.labels.astype(np.float64), block.weights, quantile)
 
 
-def _leaf_quantiles(
-    block: Block, output: int, leaves: Codes, quantile: float, sampled: bool
-) -> dict[int, float]:
+def _leaf_quantiles(block: Block, output: int, leaves: Codes, quantile: float, sampled: bool) -> dict[int, float]:
     """The quantile of what is left of labels, by leaf."""
     own = leaves.take(block.stored((NODES, output)))
     left = block.labels - block.stored((SCORES, output))

@@ -144,9 +144,7 @@ def read(
 
 
 @op("trees.bin", asked="trees", releases=Release.COUNTS, returns={})
-def bin_rows(
-    table: LocalTable, view: str, encoding: str, max_bins: Bins, cuts: Array | None = None
-) -> Values:
+def bin_rows(table: LocalTable, view: str, encoding: str, max_bins: Bins, cuts: Array | None = None) -> Values:
     """Bin the rows of a relation: by ``cuts``, (columns of numbers, cuts), or by quantiles over their joined rows."""
     cells = cells_of(table, view, encoding)
     if cuts is not None and (cuts.ndim != 2 or len(cuts) != cells.numbers.shape[1]):

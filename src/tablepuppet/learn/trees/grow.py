@@ -106,6 +106,7 @@ class Grower:
     growth: Growth
     ask_bits: Ask
     sampled: bool = False
+    may_ask: Callable[[], bool] = lambda: True  # whether parties allow one more level
     trips: int = 0
     _nodes: list[Node] = field(default_factory=list)
     _sums: dict[str, dict[int, Array]] = field(default_factory=dict)
@@ -121,7 +122,7 @@ class Grower:
         totals = self._totals(0, outputs)
         roots = [self._new(output, 0, totals[output]) for output in range(outputs)]
         level: Level | None = Level(roots, [None] * outputs, [None] * outputs)
-        while level is not None and level.built:
+        while level is not None and level.built and (level.built == roots or self.may_ask()):
             self._evaluate(level)
             level = self._expanded([self._best_first(root) for root in roots])
         chosen = [self._best_first(root) for root in roots]
@@ -231,9 +232,7 @@ class Grower:
             "counts": None if counts is None else _narrow(counts),
         }
 
-    def _ask_split(
-        self, alias: str, level: Level, sums: GroupedSums, limits: Mapping[int, dict[str, Any]]
-    ) -> Pending:
+    def _ask_split(self, alias: str, level: Level, sums: GroupedSums, limits: Mapping[int, dict[str, Any]]) -> Pending:
         """Ask the party of a table with one shard for its best splits."""
         answered, shard = level.answered, self.lou.client.shards(alias)[0]
         places = np.split(sums.rows - shard.slice.start, np.cumsum(sums.sizes)[:-1])
@@ -243,7 +242,7 @@ class Grower:
             if sibling is not None and parent is not None:
                 others = known[parent.number]
                 assert others is not None, "parents come first"
-                known[sibling.number] = np.setdiff1d(others, own, assume_unique=True) if once else others
+                known[sibling.number] = np.setdiff1d(others, own) if once else others
         size = sum(-(-len(rows) // 8) for node in answered if (rows := known[node.number]) is not None)
         given = self._sent(alias, level, sums, shard) | {
             "model": self.name,
@@ -300,9 +299,7 @@ class Grower:
                 node.left_rows = rows, reply["left"][start : start + size]
             start += size
 
-    def _read_sums(
-        self, alias: str, level: Level, pending: Pending, limits: Mapping[int, dict[str, Any]]
-    ) -> None:
+    def _read_sums(self, alias: str, level: Level, pending: Pending, limits: Mapping[int, dict[str, Any]]) -> None:
         """Add up sums of shards, and find the best splits here."""
         binned, known = self.together[alias], self._sums[alias]
         sums = self.lou.add(pending.read()[alias], "sums")

@@ -1,4 +1,4 @@
-"""A model of trees: structure and leaves with the coordinator, splits with the tables' owners; also loaded from a folder.
+"""A model of trees: the coordinator has structure and leaves, the tables' owners have splits; also one that was loaded.
 
 Predictions are one trip: each party answers with a bit for each of its rows and splits.
 """
@@ -53,7 +53,7 @@ class TreeOutputs(TableOutputs):
         """What a table has of the trees that are asked for."""
         return Splits(self.splits_of(alias) - self._first.get(alias, 0), self.words[alias])
 
-    _first: Mapping[str, int] = {}  # noqa: RUF012 - by table, the first split that is asked for
+    _first: Mapping[str, int] = {}
 
     def ask_held(self, lou: LearningOverUnion, aliases: Iterable[str], instead: Instead | None) -> Pending:
         """Ask for bits by splits that parties hold."""
@@ -87,10 +87,14 @@ class TreeOutputs(TableOutputs):
 
         return read
 
+    def all_bits(self, client: Client) -> Bits:
+        """The bits of all rows of a relation: a trip."""
+        read_cells(client, self.encoding)
+        return self.bits(client)()[0]
+
     def score(self, client: Client, rows: JoinedRows, *, learning: bool = False) -> None:
         """Write the scores of a relation's rows."""
-        read_cells(client, self.encoding)
-        bits, firsts = self.bits(client)()
+        bits, firsts = self.all_bits(client), dict.fromkeys(self.aliases, 0)
         rows.reserve(SCORES)
         rows.each(_to_zero)
         add_scores(rows, self.forest, self.aliases, bits, firsts)

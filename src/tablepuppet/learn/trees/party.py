@@ -44,7 +44,8 @@ from tablepuppet.party.groups import Grouped
 from tablepuppet.party.local_table import LocalTable
 from tablepuppet.party.ops import Values, op
 from tablepuppet.party.release import Release
-from tablepuppet.party.returns import OUTPUTS, ROWS as OF_ROWS, Bytes, Numbers, OfGroups
+from tablepuppet.party.returns import OUTPUTS, Bytes, Numbers, OfGroups
+from tablepuppet.party.returns import ROWS as OF_ROWS
 
 Whole = NDArray[np.integer]
 Row = Annotated[NDArray[np.float64], Within(dimensions=(2,))]
@@ -164,26 +165,32 @@ def split(
     if evaluated != nodes or not _fit(data.binned.columns, nodes, allowed, signs, ranges):
         raise PartyError(f"party {table.grant.party!r}: nodes and limits of trees do not fit each other")
     check_reply(bytes)
+    if any(
+        sibling >= 0 and parent not in growing.sums
+        for parent, sibling in zip(parents.tolist(), siblings.tolist(), strict=True)
+    ):
+        return _no_split(nodes, bytes)  # the party was away: it takes part again in the next tree
     sums = asked.sums(data, with_rows=min_group > 1)
-    once, made = data.view.is_each_joined_once, dict[int, tuple[Array | None, Whole]]()
+    once, made = data.view.is_each_joined_once, dict[int, tuple[Array, Whole]]()
     for node, parent, sibling, own, at in zip(
         built.tolist(), parents.tolist(), siblings.tolist(), sums, asked.places_of(len(data.bins)), strict=True
     ):
         made[node] = own, at
         if sibling >= 0:
-            whole, others = growing.sums.get(parent), growing.rows.get(parent, at[:0])
-            rest = np.setdiff1d(others, at, assume_unique=True) if once else others
-            made[sibling] = (None if whole is None else whole - own), rest
+            others = growing.rows[parent]
+            made[sibling] = growing.sums[parent] - own, np.setdiff1d(others, at) if once else others
     found = {
         node: _best(own, data, rule, min_group, _limits(place, allowed, signs, ranges))
         for place, (node, (own, _)) in enumerate(made.items())
     }
     left = [np.packbits(found[node].left[_bins_at(data, found[node].column, at)]) for node, (_, at) in made.items()]
     if len(found) != nodes or sum(map(len, left)) != bytes:
-        raise PartyError(f"party {table.grant.party!r}: nodes of trees, or their rows, are not those that were asked for")
+        raise PartyError(
+            f"party {table.grant.party!r}: nodes of trees, or their rows, are not those that were asked for"
+        )
     for parent in parents.tolist():
         growing.sums.pop(parent, None)  # both children are known
-    growing.sums |= {node: own for node, (own, _) in made.items() if own is not None}
+    growing.sums |= {node: own for node, (own, _) in made.items()}
     growing.rows |= {node: at for node, (_, at) in made.items()}
     growing.splits |= found
     return {
@@ -193,6 +200,11 @@ def split(
     }
 
 
+def _no_split(nodes: int, bytes: int) -> Values:
+    columns = np.full(nodes, -1, np.int32)
+    return {"gains": np.zeros(nodes), "columns": columns, "left": np.zeros(bytes, np.uint8)}
+
+
 def _growing(table: LocalTable, model: str) -> TableParameters:
     part = held_parameters(table, model)
     if not isinstance(part.model.spec, TreeSpec):
@@ -200,10 +212,10 @@ def _growing(table: LocalTable, model: str) -> TableParameters:
     return part
 
 
-def _best(sums: Array | None, data: BinnedRows, rule: SplitRule, min_group: int, limits: Limits) -> Split:
+def _best(sums: Array, data: BinnedRows, rule: SplitRule, min_group: int, limits: Limits) -> Split:
     check_time()
     nothing = Split(0.0, -1, np.zeros(data.binned.missing + 1, bool))
-    if sums is None or not data.binned.columns:
+    if not data.binned.columns:
         return nothing
     found = best_split(sums, data.binned.is_category, rule, min_group, limits)
     return found if np.isfinite(found.gain) and found.gain <= LARGEST else nothing
@@ -221,9 +233,7 @@ def _fit(
     return all(each is None or each.shape == shape for each, shape in shapes)
 
 
-def _limits(
-    node: int, allowed: NDArray[np.uint8] | None, signs: Whole | None, ranges: Array | None
-) -> Limits:
+def _limits(node: int, allowed: NDArray[np.uint8] | None, signs: Whole | None, ranges: Array | None) -> Limits:
     low, high = (-np.inf, np.inf) if ranges is None else (float(ranges[node].min()), float(ranges[node].max()))
     return Limits(None if allowed is None else allowed[node] > 0, None if signs is None else np.sign(signs), low, high)
 
