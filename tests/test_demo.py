@@ -114,28 +114,29 @@ def check_screen(shown: str, columns: int, *expected: str) -> None:
 
 @pytest.mark.parametrize("columns", [80, 110])
 def test_the_demo_on_a_terminal(small: Path, columns: int) -> None:
-    """Five steps of at most twelve lines, in their order; the last line says what they have come to, and the one
-    before it works as typed.
+    """Five steps of at most twelve lines each, in their order; the last line says what they have come to, and the
+    command of the first works as typed.
     """
     code, shown = on_terminal([*DEMO, "--folder", "demo"], columns, 40, small)
     assert code == 0, shown
     check_screen(
         shown, columns, "Will a flight arrive late?",
-        "1 Four owners, four databases", "│ weather_queens │", "2 One query over all of them",
-        "WHERE f.arr_delay IS NOT NULL", "joined rows of 16 features", "3 The plan", "A training round moves",
-        "4 Statistics", "│ built ", "5 Learn", "LogisticRegression: converged after", "│ federated   │",
-        "│ centralised │", "The learning curve is in demo/curve.png. The databases stay in demo; try:",
+        "1 Four owners, four databases", "│ weather_queens │", "Their columns, with types:",
+        "2 One query over all of them", "WHERE f.arr_delay IS NOT NULL",
+        "joined rows of 16 features", "3 The plan", "A training round moves", "4 Statistics",
+        "│ built ", "5 Learn", "LogisticRegression: converged after", "│ federated   │", "│ centralised │",
+        "The learning curve is in demo/curve.png; the databases stay there.",
     )  # fmt: skip
-    *steps, end = re.split(r"^\d (?=[A-Z])", shown, flags=re.MULTILINE)[1:]
-    assert [len(step.rstrip().splitlines()) <= 12 for step in steps] == [True] * 4
-    result, closing = end.split("The learning curve")
-    assert len([line for line in result.splitlines() if not line.startswith("warning: ")]) <= 12
+    parts = re.split(r"^\d (?=[A-Z])", shown, flags=re.MULTILINE)[1:]
+    steps = [[line for line in part.rstrip().splitlines() if not line.startswith("warning: ")] for part in parts]
+    assert [len(step) <= 12 for step in steps] == [True] * 5
     assert re.fullmatch(
         r"(Same model: AUC 0\.\d{4} = 0\.\d{4}|Nearly the same model: AUC 0\.\d{4} and 0\.\d{4}); "
         r"\S+ MB moved, not \S+",
-        closing.splitlines()[-1],
+        steps[-1][-1],
     )
-    typed = " ".join("".join(closing.splitlines()[1:-1]).split())  # the terminal itself may break it
+    command = steps[0][steps[0].index("Their columns, with types:") + 1 :]
+    typed = " ".join("".join(command).split())  # the terminal itself may break it
     assert typed.endswith("-m tablepuppet catalog demo/federation.toml")
     done = subprocess.run(typed, shell=True, cwd=small, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
@@ -160,7 +161,7 @@ def test_the_demo_with_parties_on_a_narrow_terminal(small: Path) -> None:
     check_screen(
         shown, 60, "1 Four owners", "2 One query", "3 The plan", "4 Statistics", "5 Learn",
         "federated   │", "centralised │", "6 What crossed the wire, by mutual TLS", "│ weather_queens │",
-        "The parties have ended.", "certificates stay in", "The learning curve is in demo/curve.png.", "MB moved,",
+        "The parties have ended.", "certificates stay in", "The learning curve is in demo/curve.png;", "MB moved,",
     )  # fmt: skip
 
 

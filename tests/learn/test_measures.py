@@ -5,6 +5,8 @@ from __future__ import annotations
 import copy
 import json
 import pickle
+import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -15,6 +17,7 @@ from sklearn.dummy import DummyClassifier, DummyRegressor
 
 from tablepuppet.errors import LearnError
 from tablepuppet.learn.loss.measures import class_measures, number_measures, probabilities, roc_area
+from tests.terminal import on_terminal
 
 
 @settings(deadline=None, max_examples=60, derandomize=True)
@@ -116,3 +119,15 @@ def test_metrics_are_a_dict_that_prints_both() -> None:
     alone = class_measures(np.zeros(2, int), np.array([[0.9, 0.1], [0.8, 0.2]]))
     assert "AUC not known, log loss" in str(alone)  # and no constant beside it
     assert pickle.loads(pickle.dumps(found)).constant == copy.copy(found).constant == found.constant
+
+
+def test_metrics_fit_a_terminal(tmp_path: Path) -> None:
+    """A metric stays in one line with its name and that of the constant."""
+    program = """if True:
+        import numpy as np
+        from tablepuppet.learn.loss.measures import number_measures
+        print(number_measures(np.arange(9.0), np.ones(9)))
+    """
+    code, text = on_terminal([sys.executable, "-c", program], 50, 24, tmp_path)
+    assert code == 0
+    assert [line.split(" ")[0] for line in text.splitlines()] == ["RMSE", "R2"]

@@ -177,6 +177,7 @@ def test_trees_are_those_of_the_joined_table(
 
 NUMBERS = ("o.price", "i.weight", "c.credit", "c.age")
 PLAIN = f"SELECT {', '.join(NUMBERS)}, o.{{0}} {JOIN} WHERE o.price IS NOT NULL"
+STATE = 'state_dir = "state"'
 FEW: dict[str, Any] = {"max_iter": 6, "max_leaf_nodes": 6, "min_samples_leaf": 15}
 
 
@@ -383,7 +384,7 @@ def test_policies_and_limits(tmp_path: Path) -> None:
     sql, told = "SELECT x, fraud FROM cards", list[tp.Event]()
     columns = 'x = "feature"\nfraud = "label"'
     strict = policed(
-        open_party(write_file(tmp_path, table="budget = { require_dp = true }", columns=columns))
+        open_party(write_file(tmp_path, table="budget = { require_dp = true }", columns=columns, top=STATE))
     )
     model: Any = tp.GradientBoostingClassifier(min_samples_leaf=2, callbacks=[told.append], early_stopping=False)
     with pytest.raises(tp.PrivacyError, match="require_dp"):

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import io
+import logging
 import re
 import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from rich.console import Console
@@ -217,6 +219,34 @@ def test_lines_of_a_script_fit_its_window(tmp_path: Path) -> None:
     assert code == 0
     assert set(text.split()) == {"tablepuppet:", "converged", "after"}
     assert len(text.splitlines()) > 3
+
+
+def test_warnings_of_a_script_fit_its_window(tmp_path: Path) -> None:
+    """Where nobody has set up logging no word is broken on a terminal; a log that was set up gets the line whole."""
+    warn = "Events().emit('warning', 'fit.short', 'converged after ' * 9)"
+    for set_up, whole in [("", True), ("import logging; logging.basicConfig(format='%(message)s'); ", False)]:
+        program = f"from tablepuppet.runs.events import Events; {set_up}{warn}"
+        code, text = on_terminal([sys.executable, "-c", program], 40, 24, tmp_path)
+        assert code == 0
+        assert (set(text.split()) == {"converged", "after"}) is whole
+
+
+def test_a_warning_of_every_fold_is_printed_once(monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
+    """A script is told by the first fold of a search, and by each search and each fit again."""
+    monkeypatch.setattr(logging.Logger, "hasHandlers", lambda _: False)  # those of pytest
+    events = Events()
+
+    def fit(part: str) -> None:
+        with one_run(part):
+            events.emit("warning", "column.id", "left out")
+
+    for _ in range(2):
+        with one_run():
+            for fold in range(3):
+                fit(f"fold {fold}")
+    fit("")
+    fit("")
+    assert capsys.readouterr() == ("", "fold 0: left out\n" * 2 + "left out\n" * 2)
 
 
 def test_lines_of_a_script_go_to_standard_error(capsys: pytest.CaptureFixture[str]) -> None:

@@ -80,10 +80,9 @@ def results_console() -> Console:
 
 def print_text(text: str) -> None:
     """Print sentences on standard output: on a terminal in lines that fit, elsewhere as they are."""
-    from tablepuppet.runs.fitted_text import fitted
+    from tablepuppet.runs.fitted_text import in_window
 
-    text = without_controls(text)
-    typer.echo(fitted(text, results_console().width) if sys.stdout.isatty() else text)
+    typer.echo(in_window(without_controls(text)))
 
 
 def _is_one_terminal() -> bool:

@@ -87,8 +87,7 @@ def run_demo(
     if as_json:
         screen.json(facts)
         return
-    show.text(f"The learning curve is in {facts['curve']}. The databases stay in {folder}; try:")
-    screen.command(typed("catalog", folder / "federation.toml"))
+    show.text(f"The learning curve is in {facts['curve']}; the databases stay there.")
     screen.text(_verdict(results))
 
 
@@ -116,6 +115,11 @@ class _Steps:
         if self._screen is not None:
             self._screen.text(text)
 
+    def command(self, command: str) -> None:
+        """Show what may be typed."""
+        if self._screen is not None:
+            self._screen.command(command)
+
 
 def _learn(
     folder: Path, federation: Federation, here: Federation | None, show: _Steps
@@ -123,7 +127,12 @@ def _learn(
     """Learn over the relation, and show the way there; ``here`` has the same data in this process."""
     catalog = federation.catalog()
     show.step("Four owners, four databases")
-    show.print(catalog if show.verbose else _overview(catalog))
+    if show.verbose:
+        show.print(catalog)
+    else:
+        show.print(_overview(catalog))
+        show.text("Their columns, with types:")
+        show.command(typed("catalog", folder / "federation.toml"))
     show.step("One query over all of them")
     show.print(Syntax(SQL.strip(), "sql", background_color="default", word_wrap=True))
     relation = federation.sql(SQL, LABEL)

@@ -24,6 +24,7 @@ from msgspec.structs import asdict
 from tablepuppet.errors import ConfigError, without_controls
 from tablepuppet.runs import interrupts
 from tablepuppet.runs.figures import number
+from tablepuppet.runs.fitted_text import print_beside
 from tablepuppet.spelling import hides
 
 ENDED_BY = {"fitted": "fit", "searched": "search", "validated": "folds"}  # a stage that ends by the event that says how
@@ -138,6 +139,7 @@ class Events:
     def __init__(self, readers: Iterable[Reader] = ()):
         self._readers = [_callable(each) for each in readers]
         self._trip_readers = [each for each in self._readers if getattr(each, "reads_trips", False)]
+        self._said = set[tuple[str, str]]()  # (search, message) of warnings that were printed
         self._lock = threading.Lock()
 
     def subscribe(self, reader: Reader, *, trips: bool = False) -> Callable[[], None]:
@@ -188,9 +190,21 @@ class Events:
 
     def _hand_out(self, event: Event) -> None:
         interrupts.check()
-        _LOG.log(_LEVELS[event.kind], "%s", event.text)
+        if event.kind == "warning" and _LOG.isEnabledFor(logging.WARNING) and not _LOG.hasHandlers():
+            self._print(event)
+        else:
+            _LOG.log(_LEVELS[event.kind], "%s", event.text)
         for reader in list(self._trip_readers if event.kind == "trip" else self._readers):
             reader(event)
+
+    def _print(self, warning: Event) -> None:
+        """Print a warning, as logging does where nobody set it up: but in whole words, and not for each fold again."""
+        if warning.part:
+            said = ((warning.run or "").split(".")[0], warning.message)
+            if said in self._said:
+                return
+            self._said.add(said)
+        print_beside(warning.text)
 
 
 def _callable(reader: Reader) -> Reader:

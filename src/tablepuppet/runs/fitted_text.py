@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
 import sys
@@ -11,7 +12,7 @@ from rich.cells import cell_len
 
 UNBOUNDED = 120  # letters of a line where there is no window
 # Spaces at which no line breaks: within "log loss 0.5833 (constant 0.6138)", "1.3 s" and "31.2 MB".
-_GLUE = re.compile(r"(?<=\blog) (?=loss\b)|(?<=\w) (?=\d\S*)|(?<=\d) (?=\(constant\b|(?:s|min|[kMG]?B)\b)")
+_GLUE = re.compile(r"(?<=\blog) (?=loss\b)|(?<=\w) (?=-?\d\S*)|(?<=\d) (?=\(constant\b|(?:s|min|[kMG]?B)\b)")
 _GLUED = "\N{NO-BREAK SPACE}"
 
 
@@ -20,6 +21,19 @@ def window_width() -> int:
     if not (hasattr(sys.stdout, "isatty") and sys.stdout.isatty()):
         return UNBOUNDED
     return shutil.get_terminal_size((UNBOUNDED, 24)).columns
+
+
+def in_window(text: str) -> str:
+    """The text in lines that fit standard output, if that is a terminal; else as it is."""
+    return fitted(text, window_width()) if hasattr(sys.stdout, "isatty") and sys.stdout.isatty() else text
+
+
+def print_beside(text: str) -> None:
+    """Print to standard error; on a terminal lines break between words."""
+    out = sys.stderr
+    if hasattr(out, "isatty") and out.isatty():
+        text = fitted(text, os.get_terminal_size(out.fileno()).columns or UNBOUNDED)
+    print(text, file=out, flush=True)
 
 
 def fitted(text: str, width: int) -> str:

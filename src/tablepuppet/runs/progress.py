@@ -8,8 +8,6 @@ nobody was asked to show progress: the notebook's, or a script's on standard err
 from __future__ import annotations
 
 import logging
-import os
-import sys
 import threading
 import time
 from collections.abc import Callable
@@ -23,7 +21,7 @@ from rich.table import Table
 from rich.text import Text
 
 from tablepuppet.runs.events import ENDED_BY, Event, Reader
-from tablepuppet.runs.fitted_text import UNBOUNDED, fitted
+from tablepuppet.runs.fitted_text import fitted, print_beside
 from tablepuppet.runs.notebook_progress import notebook_readers
 from tablepuppet.runs.stages import PATIENCE, Stage, Stages
 
@@ -210,7 +208,4 @@ def default_readers(verbose: bool | None, *, has_callbacks: bool) -> list[Reader
 
 
 def _print(text: str) -> None:
-    text, out = f"tablepuppet: {text}", sys.stderr
-    if hasattr(out, "isatty") and out.isatty():
-        text = fitted(text, os.get_terminal_size(out.fileno()).columns or UNBOUNDED)
-    print(text, file=out, flush=True)
+    print_beside(f"tablepuppet: {text}")

@@ -39,7 +39,7 @@ from tablepuppet.learn.trees.splits import SplitRule
 from tablepuppet.mapping.joined_rows import SCORES, Block
 from tablepuppet.operators.client import Client, Pending
 from tablepuppet.operators.dealing import dealt
-from tablepuppet.prep.encode.encode import apply_encoding
+from tablepuppet.prep.encode.encode import Encoding, apply_encoding
 from tablepuppet.privacy.settings import Privacy
 from tablepuppet.relation import Relation
 from tablepuppet.spelling import did_you_mean, names_checked
@@ -102,9 +102,9 @@ class GradientBoosting(Learner):
     """Boosted trees; each splits by columns of any table."""
 
     seeks_optimum: ClassVar[bool] = False
-    _own_patience: ClassVar[int] = 1
     _private_instead: ClassVar[str] = "tp.LinearRegression, tp.LogisticRegression or tp.MLP*"
-    l2: float = 0.0  # of linear models and networks
+    l2: float = 0.0  # these two are of other learners
+    patience: int = 0
 
     learning_rate: float = setting(default=0.1, kind=RATE, help="what the scores of a tree's leaves are multiplied by")
     max_iter: int = setting(default=100, kind=COUNT, help="rounds: in each a tree, or one for each of several classes")
@@ -146,13 +146,12 @@ class GradientBoosting(Learner):
 
     # Before a fit
 
-    @property
-    def patience(self) -> int:  # type: ignore[override]
-        """Rounds without a lower loss of the rows held out, after which it stops."""
+    def _patient_for(self, own: bool) -> int:
         return self.max_iter + 1 if self.early_stopping is False else self.n_iter_no_change
 
     @property
-    def _held_out(self) -> float:  # type: ignore[override]
+    def held_out(self) -> float:
+        """The share of the label table's rows that are held out to stop by."""
         return float(self.validation_fraction)
 
     def _holds_out(self, relation: Relation) -> bool:
@@ -253,10 +252,7 @@ class GradientBoosting(Learner):
     def _columns_of(self, aliases: Sequence[str]) -> dict[str, list[str]]:
         """By table, the columns that its splits count: those of numbers, then those of categories."""
         encoding = self.encoding_
-        return {
-            alias: [each.column.qualified for each in (*encoding.numbers[alias], *encoding.categories[alias])]
-            for alias in aliases
-        }
+        return {alias: [column.qualified for column in _columns_of(encoding, alias)] for alias in aliases}
 
     def _sample(self, relation: Relation) -> Sample | None:
         """The rows of the label's table that each round learns from; None: all."""
@@ -490,6 +486,11 @@ class GradientBoostingClassifier(Classifier, GradientBoosting):
 
 def _count_classes(block: Block, classes: int) -> NDArray[np.intp]:
     return np.bincount(block.labels, minlength=classes)
+
+
+def _columns_of(encoding: Encoding, alias: str) -> list[OutputColumn]:
+    numbers, categories = encoding.numbers[alias], encoding.categories[alias]
+    return [*(each.column for each in numbers), *(each.column for each in categories)]
 
 
 def _drawn(places: Sequence[tuple[str, int]], share: int, widths: Mapping[str, int], seed: int, node: int) -> Masks:

@@ -17,6 +17,7 @@ from tablepuppet.arrays import Array
 from tablepuppet.errors import LearnError
 from tablepuppet.pieces import over_pieces
 from tablepuppet.runs.figures import metric, metric_name, metrics_line
+from tablepuppet.runs.fitted_text import in_window
 from tablepuppet.runs.table_view import ArrowStream, TableView, aligned
 
 Classes = NDArray[np.integer[Any]]
@@ -45,6 +46,9 @@ class Metrics(dict[str, float], ArrowStream):
 
     def __repr__(self) -> str:
         return metrics_line(self, self.constant)
+
+    def __str__(self) -> str:
+        return in_window(repr(self))
 
     def _repr_html_(self) -> str:
         return self.table_view().html()

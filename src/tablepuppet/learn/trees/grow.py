@@ -346,7 +346,7 @@ class Grower:
                 level.siblings.append(large)
         order = np.argsort([node.output for node in level.built], kind="stable")  # sums are by output
         for listed in (level.built, level.parents, level.siblings):
-            listed[:] = [listed[place] for place in order]  # type: ignore[index]
+            listed[:] = [listed[place] for place in order]
         return level
 
     def _bound(self, node: Node) -> None:

@@ -5,6 +5,7 @@ Predictions are one trip: each party answers with a bit for each of its rows and
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -87,6 +88,10 @@ class TreeOutputs(TableOutputs):
 
         return read
 
+    @abstractmethod
+    def parameters(self) -> dict[str, Array]:
+        """The splits of all tables, as `stored` writes them."""
+
     def all_bits(self, client: Client) -> Bits:
         """The bits of all rows of a relation: a trip."""
         read_cells(client, self.encoding)
@@ -100,7 +105,7 @@ class TreeOutputs(TableOutputs):
         add_scores(rows, self.forest, self.aliases, bits, firsts)
 
 
-class TreeModel(TreeOutputs, Holders):
+class TreeModel(Holders, TreeOutputs):
     """Trees that are being learned."""
 
     def __init__(self, client: Client, rows: JoinedRows, encoding: Encoding, wire: str, max_bins: int):
@@ -188,7 +193,7 @@ class TreeModel(TreeOutputs, Holders):
         return super()._thetas(listed)
 
 
-class SavedTrees(TreeOutputs, SavedParameters):
+class SavedTrees(SavedParameters, TreeOutputs):
     """Trees that were loaded."""
 
     def __init__(

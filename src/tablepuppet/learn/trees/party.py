@@ -25,7 +25,6 @@ from tablepuppet.learn.trees.cells import BinnedRows, bins_of, cells_of
 from tablepuppet.learn.trees.splits import (
     COUNT,
     HEAD,
-    LARGEST,
     ROWS,
     Count,
     Limits,
@@ -39,7 +38,7 @@ from tablepuppet.learn.trees.splits import (
     stored,
 )
 from tablepuppet.party.allowance import check_memory, check_reply, check_time
-from tablepuppet.party.arguments import Within
+from tablepuppet.party.arguments import LARGEST, Within
 from tablepuppet.party.groups import Grouped
 from tablepuppet.party.local_table import LocalTable
 from tablepuppet.party.ops import Values, op
@@ -243,8 +242,8 @@ def keep(table: LocalTable, view: str, encoding: str, model: str, nodes: Whole) 
     """Add the splits of some nodes to the model, in this order, and forget all nodes: their trees are done."""
     data, part = bins_of(table, view, encoding), _growing(table, model)
     growing = part.remembered(Growing)
-    listed = nodes.tolist() if nodes.ndim == 1 else [None]
-    if len(listed) > MOST_NODES or any(node not in growing.splits for node in listed):
+    listed: list[int] = nodes.ravel().tolist()
+    if nodes.ndim != 1 or len(listed) > MOST_NODES or any(node not in growing.splits for node in listed):
         raise PartyError(f"party {table.grant.party!r}: these nodes of trees are not known here")
     splits = [growing.splits[node] for node in listed]
     if any(each.column < 0 for each in splits):
