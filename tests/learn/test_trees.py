@@ -389,26 +389,31 @@ def test_policies_and_limits(tmp_path: Path) -> None:
     model: Any = tp.GradientBoostingClassifier(min_samples_leaf=2, callbacks=[told.append], early_stopping=False)
     with pytest.raises(tp.PrivacyError, match="require_dp"):
         model.fit(strict.sql(sql, label="fraud"))
-    noisy: Any = tp.GradientBoostingClassifier(privacy=tp.Privacy(feature_epsilon=1.0))
-    with pytest.raises(tp.PrivacyError, match="no form with noise"):
-        noisy.fit(strict.sql(sql, label="fraud"))
     few = policed(open_party(write_file(tmp_path, limits="max_prediction_rounds = 45", columns=columns)))
     relation = few.sql(sql, label="fraud")
     model.fit(relation)
     assert 1 < len(model.history_) < 100
+    noisy = tp.GradientBoostingClassifier(privacy=tp.Privacy(feature_epsilon=1.0))
+    with pytest.raises(tp.PrivacyError, match="no form with noise"):
+        noisy.fit(relation)
     [short] = [event for event in told if event.name == "fit.short"]
     assert "party 'bank' gives 45 replies" in short.message
     model.evaluate(relation)
 
 
 def test_secure_sums_give_the_same_trees(tmp_path: Path) -> None:
-    """Sums by bin leave shards masked."""
+    """Sums by bin leave shards masked. Cuts of shards are of columns as they are selected."""
     fed = federation(tmp_path, shop(3, together=True), wire="float64")
     found = []
     for privacy in (None, tp.Privacy(secure_sum=True)):
         relation = fed.sql(SELECT.format("paid"), label="paid")
         found.append(tp.GradientBoostingRegressor(**FEW, privacy=privacy).fit(relation).predict(relation))
     np.testing.assert_allclose(found[1], found[0], rtol=1e-6)
+    steps = tp.prep.Pipeline([tp.prep.Impute("median")])
+    with pytest.raises(tp.LearnError, match="write them in SELECT"):
+        tp.GradientBoostingRegressor().fit(fed.sql(SELECT.format("paid"), label="paid", prep=steps))
+    written = SELECT.replace("o.price", "coalesce(o.price, 5) AS price")
+    tp.GradientBoostingRegressor(**FEW).fit(fed.sql(written.format("paid"), label="paid"))
 
 
 # Bad input

@@ -26,7 +26,7 @@ from tablepuppet.learn.loss.losses import Loss, Squared
 from tablepuppet.learn.private.feature_promise import FeaturePromise
 from tablepuppet.learn.registry import learner
 from tablepuppet.learn.settings import COUNT, NUMBER, RATE, SWITCH, Auto, Kind, setting
-from tablepuppet.learn.solve.allowance import VALIDATION, Cost, Costs, RoundAllowance
+from tablepuppet.learn.solve.allowance import RESERVE, VALIDATION, Cost, Costs, RoundAllowance
 from tablepuppet.learn.solve.schedule import Schedule
 from tablepuppet.learn.specs import Spec
 from tablepuppet.learn.trees.boost import Sample, boost, constant_hessian, first_scores
@@ -215,7 +215,7 @@ class GradientBoosting(Learner):
         asked += [] if watch.validation is None else [(watch.validation.client, model.tables, VALIDATION)]
         intercept, self.converged_ = boost(
             model, loss, growth, self.max_iter, self.seed, watch.of(model), self._sample(relation),
-            lambda: RoundAllowance(asked).most_rounds() != 0,
+            partial(_may_ask, asked, _reserve(RoundAllowance(asked).left())),
         )  # fmt: skip
         return model, intercept
 
@@ -486,6 +486,16 @@ class GradientBoostingClassifier(Classifier, GradientBoosting):
 
 def _count_classes(block: Block, classes: int) -> NDArray[np.intp]:
     return np.bincount(block.labels, minlength=classes)
+
+
+def _reserve(left: int | None) -> int:
+    """Replies that are left for calls after the fit, if there are as many."""
+    return RESERVE if left is not None and left > 2 * RESERVE else 0
+
+
+def _may_ask(asked: Sequence[tuple[Client, Iterable[str], Costs]], reserve: int) -> bool:
+    """Whether parties allow one more level and its reserve."""
+    return all(table.most_rounds(reserve) for table in RoundAllowance(asked).tables)
 
 
 def _columns_of(encoding: Encoding, alias: str) -> list[OutputColumn]:
