@@ -3,8 +3,8 @@
 PYTHON ?= python3
 # One more test at a time than there are cores: many wait for processes.
 JOBS ?= $(shell expr $$(getconf _NPROCESSORS_ONLN) + 1)
-# What the tests need; `deep` is torch, for the neural networks.
-TEST_EXTRAS := dev,deep
+# What the tests need; `deep` is torch, for the neural networks, `monitor` the pages.
+TEST_EXTRAS := dev,deep,monitor
 
 VENV := .venv
 BIN := $(VENV)/bin

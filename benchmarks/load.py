@@ -28,7 +28,7 @@ import pyarrow.parquet as pq
 
 import tablepuppet as tp
 from benchmarks.parties import tls_files
-from tablepuppet.party.blinding_key import new_blinding_key
+from tablepuppet.party.blind import new_blinding_key
 from tablepuppet.privacy.certificates import issue, new_authority
 
 RESULT = Path(__file__).parent / "results" / "load.json"

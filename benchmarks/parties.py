@@ -12,7 +12,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 from tablepuppet.federation import Tls
-from tablepuppet.party.blinding_key import new_blinding_key
+from tablepuppet.party.blind import new_blinding_key
 from tablepuppet.party.databases.urls import open_database
 from tablepuppet.privacy.certificates import issue, new_authority
 

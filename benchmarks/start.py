@@ -12,7 +12,7 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from tablepuppet.party.blinding_key import new_blinding_key
+from tablepuppet.party.blind import new_blinding_key
 
 RUNS = 6
 COMMAND = [sys.executable, "-c", "from tablepuppet.cli import main; main()", "party", "serve"]

@@ -21,7 +21,7 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
-from tablepuppet.party.databases.server_urls import connection_options
+from tablepuppet.party.databases.servers import connection_options
 
 # Debian keeps the server where only root looks.
 _PATH = f"{os.environ.get('PATH', os.defpath)}:/usr/sbin:/usr/local/sbin"

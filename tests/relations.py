@@ -29,14 +29,13 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 import tablepuppet as tp
-from tablepuppet.party.added_noise import PredictionNoise
+from tablepuppet.party.arguments import PredictionNoise
 from tablepuppet.party.request import Reply, Request, Step
 from tablepuppet.party.service import HERE, Party
 from tablepuppet.session import Session
 from tablepuppet.wire.closing import closer
-from tablepuppet.wire.engine import Engine
+from tablepuppet.wire.engine import Engine, InProcessTransport
 from tablepuppet.wire.traffic import MessageSizes
-from tablepuppet.wire.transport import InProcessTransport
 
 Parties = Mapping[str, Mapping[str, pa.Table]]
 Place = tuple[str, int]  # party, row in the source

@@ -20,13 +20,12 @@ import pyarrow as pa
 import pytest
 
 import tablepuppet as tp
-from tablepuppet import baselines
-from tablepuppet.baselines.fedonce import Boosted
+from benchmarks.baselines.fedonce import linear_combine
 from tablepuppet.cli.output import check_output
 from tablepuppet.cli.privacy import noise_of
 from tablepuppet.federation import PartyEntry
 from tablepuppet.jobs import Run, make_learner
-from tablepuppet.party.blinding_key import FORMAT
+from tablepuppet.party.blind import FORMAT
 from tablepuppet.party.config import Limits
 from tablepuppet.party.databases.urls import open_database
 from tablepuppet.party.policy import TableRule
@@ -308,7 +307,7 @@ def limited(shop: Shop, more: str = "") -> int:
 
 
 def pooled(task: str = "regression") -> Any:
-    return baselines.linear_combine(task)
+    return linear_combine(task)
 
 
 def loaded(shop: Shop, name: str) -> bool:
@@ -495,16 +494,6 @@ CASES = [
         "this Centralized is not fitted yet: call fit before ",
         lambda shop: pooled().predict(shop.rel),
         lambda shop: pooled().fit(shop.rel).predict(shop.rel).shape == (120,),
-    ),
-    Advice(
-        "is not fitted yet: call fit before it is used",
-        lambda shop: Boosted("regression").predict(shop.rel),
-        lambda shop: Boosted("regression").fit(shop.rel).predict(shop.rel).shape == (120,),
-    ),
-    Advice(
-        "a regression has no probabilities; use predict",
-        lambda shop: Boosted("regression").fit(shop.rel).predict_proba(shop.rel),
-        lambda shop: Boosted("regression").fit(shop.rel).predict(shop.rel).shape == (120,),
     ),
     Advice("; then set its identity in the ", partial(identified, identity=""), partial(identified, identity="store")),
     Advice(

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tablepuppet.party.blinding_key import read_blinding_key
+from tablepuppet.party.blind import read_blinding_key
 from tablepuppet.privacy.certificates import identity, roles_of
 from tests.command_line import tablepuppet
 

@@ -14,8 +14,8 @@ import msgspec
 import pytest
 
 from tablepuppet.errors import ConfigError
-from tablepuppet.party import lint
-from tablepuppet.party.blinding_key import new_blinding_key
+from tablepuppet.party import report
+from tablepuppet.party.blind import new_blinding_key
 from tablepuppet.party.config import PartyFile
 from tablepuppet.party.ledger import Budget, Ledger
 from tablepuppet.party.report import inspect
@@ -106,7 +106,7 @@ def test_names_that_are_not_there_are_told_of_every_table(tmp_path: Path) -> Non
 
 def test_a_key_that_takes_too_long_is_not_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """`check` ends, and says what it does not know."""
-    monkeypatch.setattr(lint, "PATIENCE", 0.5)
+    monkeypatch.setattr(report, "PATIENCE", 0.5)
     new_key(tmp_path)
     with duckdb.connect(str(tmp_path / "bank.duckdb")) as bank:
         bank.sql("CREATE VIEW slow AS SELECT 1 AS k, 2 AS x FROM range(10000000) a, range(10000000) b")

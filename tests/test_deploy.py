@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from tablepuppet.party.blinding_key import new_blinding_key
+from tablepuppet.party.blind import new_blinding_key
 from tests.party.policed import write_file
 from tests.service.processes import COMMAND, free_port
 

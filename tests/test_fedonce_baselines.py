@@ -13,7 +13,7 @@ from sklearn.exceptions import NotFittedError
 from sklearn.metrics import roc_auc_score
 
 import tablepuppet as tp
-from tablepuppet.baselines import Boosted, Combine, Solo, linear_combine, priv_baseline, splitnn_at
+from benchmarks.baselines.fedonce import Boosted, Combine, Solo, linear_combine, priv_baseline, splitnn_at
 from tests.learn.materialised import ALL, JOIN, JoinedTable, shop
 from tests.relations import federation
 

@@ -15,7 +15,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 
 import tablepuppet as tp
-from tablepuppet.wire.transport import Capabilities
+from tablepuppet.wire.engine import Capabilities
 from tests.relations import (
     Joined,
     World,

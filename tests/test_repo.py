@@ -55,6 +55,7 @@ LAYERS = [
         "demo",
         "federation",
         "jobs",
+        "monitor",
         "privacy_plan",
         "run_folder",
         "__init__",

@@ -10,8 +10,8 @@ import pytest
 torch = pytest.importorskip("torch")
 pytest.importorskip("pytorch_tabnet")
 
-from tablepuppet.baselines.latent_quality import downstream, held_out, mixed  # noqa: E402
-from tablepuppet.baselines.tabnets import DESIGNS, DesignBudget, build, cut, train  # noqa: E402
+from benchmarks.baselines.latent_quality import downstream, held_out, mixed  # noqa: E402
+from benchmarks.baselines.tabnets import DESIGNS, DesignBudget, build, cut, train  # noqa: E402
 from tablepuppet.learn.split.tabnet import TabNetShape  # noqa: E402
 
 SHAPE = TabNetShape(latent=4, attention=4, steps=2)

@@ -11,7 +11,7 @@ from pathlib import Path
 import duckdb
 import pytest
 
-from tablepuppet.party.blinding_key import new_blinding_key
+from tablepuppet.party.blind import new_blinding_key
 from tests.command_line import tablepuppet
 from tests.small_job import SQL, write_job
 from tests.terminal import on_terminal

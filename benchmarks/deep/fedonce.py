@@ -20,10 +20,11 @@ from typing import Any
 import numpy as np
 
 import tablepuppet as tp
+from benchmarks.baselines.fedonce import Boosted, Combine, Solo, priv_baseline, splitnn_at
 from benchmarks.data import is_there
 from benchmarks.deep.data import Halves, covtype, mnist, phishing, relations, twins, ujiindoorloc
 from benchmarks.deep.results import RESULTS, Results
-from tablepuppet.baselines import Boosted, Centralized, Combine, Solo, priv_baseline, splitnn_at
+from tablepuppet.baselines import Centralized
 from tablepuppet.privacy.accountant import Spending, noise_multiplier
 
 SPLITS, COMPARED = 10, 2

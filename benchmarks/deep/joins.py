@@ -26,11 +26,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 import tablepuppet as tp
+from benchmarks.baselines.fedonce import Boosted, Combine
 from benchmarks.data import is_there
 from benchmarks.deep.data import phishing, relations
 from benchmarks.deep.results import Results
 from benchmarks.learning.movielens import movielens, write_movielens
-from tablepuppet.baselines import Boosted, Combine
 
 TRIP, BANDWIDTH = 0.136, 0.42e9 / 8  # US-UK: seconds, bytes per second
 ROWS, KEYS, WIDTH, EPOCHS = 100_000, 1_000, 20, 5

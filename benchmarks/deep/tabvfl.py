@@ -28,16 +28,15 @@ from numpy.typing import NDArray
 from sklearn.model_selection import train_test_split
 
 import tablepuppet as tp
+from benchmarks.baselines.latent_quality import held_out, mixed
+from benchmarks.baselines.tabnets import DESIGNS, Design, DesignBudget, Trained, train
 from benchmarks.data import DATA, ROOT
-from tablepuppet.baselines.latent_quality import held_out, mixed
-from tablepuppet.baselines.pooled import joined_tables
-from tablepuppet.baselines.tabnets import DESIGNS, Design, DesignBudget, Trained, train
+from tablepuppet.baselines import joined_tables
 from tablepuppet.learn.split.tabnet import TabNetShape
 from tablepuppet.party.request import Reply, Request
 from tablepuppet.prep.encode.encode import apply_encoding
-from tablepuppet.wire.engine import Engine
+from tablepuppet.wire.engine import Engine, Transport
 from tablepuppet.wire.protocol import LostError
-from tablepuppet.wire.transport import Transport
 
 RESULT = ROOT / "benchmarks" / "results" / "deep_tabvfl.json"
 LATENT, GUESTS, ROWS, AWAY = 16, 5, 10_000, 0.5

@@ -26,7 +26,7 @@ from tablepuppet.errors import TablePuppetError
 from tablepuppet.learn.specs import Bottom, Mlp, Spec
 from tablepuppet.learn.tables.linear import Linear
 from tablepuppet.learn.tables.network import Network
-from tablepuppet.party.added_noise import GramNoise
+from tablepuppet.party.arguments import GramNoise
 from tablepuppet.party.blind import blind
 from tablepuppet.party.databases.urls import open_database
 from tablepuppet.party.ledger import Budget

@@ -27,7 +27,7 @@ import tablepuppet as tp
 from benchmarks.data import DATA, ROOT
 from benchmarks.learning.movielens import main_metric, movielens, write_movielens
 from benchmarks.learning.synthetic import Shape, synthetic, write_synthetic
-from tablepuppet.baselines.pooled import joined_tables
+from tablepuppet.baselines import joined_tables
 from tablepuppet.demo import LABEL, SQL, build_databases
 from tablepuppet.prep.encode.encode import Encoding, apply_encoding
 

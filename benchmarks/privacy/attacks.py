@@ -20,8 +20,7 @@ from tablepuppet.party.policy import ColumnRule, Policy, TableRule
 from tablepuppet.party.request import Request
 from tablepuppet.party.service import Party
 from tablepuppet.privacy.label import keep_probability
-from tablepuppet.wire.engine import Engine
-from tablepuppet.wire.transport import InProcessTransport
+from tablepuppet.wire.engine import Engine, InProcessTransport
 
 ROWS, COLUMNS = 200, 60  # half of the rows are members: a model of so many columns knows them by heart
 NAMES = [f"x{i}" for i in range(COLUMNS)]

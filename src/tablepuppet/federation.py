@@ -20,9 +20,9 @@ from uuid import uuid4
 import msgspec
 
 from tablepuppet.errors import ConfigError, NotPickledError, QueryError, TablePuppetError
-from tablepuppet.party.blinding_key import read_blinding_key
+from tablepuppet.party.blind import read_blinding_key
 from tablepuppet.party.config import TlsPaths
-from tablepuppet.party.databases.in_memory import InMemory
+from tablepuppet.party.databases.arrow_tables import InMemory
 from tablepuppet.party.databases.urls import anchored, open_database
 from tablepuppet.party.delivery import Deliveries, PredictionsEntry
 from tablepuppet.party.openings import StaleNonceError
@@ -35,7 +35,7 @@ from tablepuppet.prep.pipelines.fit import foresee, selecting
 from tablepuppet.prep.pipelines.pipeline import DEFAULT, Pipeline
 from tablepuppet.privacy.funds import rounded_up
 from tablepuppet.privacy.settings import Privacy
-from tablepuppet.privacy.trial_identity import TrialAuthority
+from tablepuppet.privacy.signed_keys import TrialAuthority
 from tablepuppet.relation import Relation
 from tablepuppet.runs import interrupts
 from tablepuppet.runs.events import Events, Reader
@@ -48,13 +48,12 @@ from tablepuppet.sql.catalog import Catalog, VerticalTable
 from tablepuppet.sql.parameters import Parameters
 from tablepuppet.sql.parse import parse
 from tablepuppet.sql.plan import Plan, plan
-from tablepuppet.wire.engine import Engine
+from tablepuppet.wire.engine import Engine, InProcessTransport, Transport
 from tablepuppet.wire.flight_transport import ClientTls, FlightTransport
 from tablepuppet.wire.outbox import StandIn, WhenLost
 from tablepuppet.wire.protocol import LostError
 from tablepuppet.wire.record import Record
 from tablepuppet.wire.traffic import TrafficRecords
-from tablepuppet.wire.transport import InProcessTransport, Transport
 
 if TYPE_CHECKING:  # scikit-learn takes a second to load
     from tablepuppet.learn.learners.learner import Learner

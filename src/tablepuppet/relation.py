@@ -6,7 +6,7 @@ question needs it; what is known afterwards is the mapping, never a row.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from functools import cached_property
 from numbers import Integral, Real
@@ -28,21 +28,11 @@ from tablepuppet.prep.columns.dividing import Time, as_time, classes_of, groups_
 from tablepuppet.prep.columns.label import joined_labels
 from tablepuppet.prep.columns.selected import check_without_noise
 from tablepuppet.prep.encode.encode import Encoding
-from tablepuppet.prep.encode.private_encode import EncoderNoise
-from tablepuppet.prep.explore.correlation import ColumnMatrix, correlation, covariance
-from tablepuppet.prep.explore.crosstab import Crosstab, crosstab
-from tablepuppet.prep.explore.describe import Description, describe
-from tablepuppet.prep.explore.groups import GroupMeans, group_means
-from tablepuppet.prep.explore.histograms import Histogram, histogram
-from tablepuppet.prep.explore.noisy_statistics import NoiseRequest
-from tablepuppet.prep.explore.outliers import FoundOutliers, outlier_by_iqr, outlier_by_sd
-from tablepuppet.prep.explore.profile import profile
-from tablepuppet.prep.explore.profile_page import Profile
-from tablepuppet.prep.explore.quantiles import Quantiles, quantile
+from tablepuppet.prep.explore.statistics import Statistics
 from tablepuppet.prep.pipelines.fit import Foresight, fit_encoding, foresee
+from tablepuppet.prep.pipelines.noisy_answers import EncoderNoise
 from tablepuppet.prep.pipelines.pipeline import DEFAULT, Pipeline
 from tablepuppet.privacy.funds import PartysFunds
-from tablepuppet.privacy.settings import Privacy
 from tablepuppet.runs.events import Events
 from tablepuppet.runs.figures import number
 from tablepuppet.runs.table_view import card
@@ -77,12 +67,10 @@ ELSEWHERE = {  # what users of pandas try
 
 
 @shows(
-    "columns", "correlation", "covariance", "crosstab", "describe", "events", "explain", "group_means", "histogram",
-    "label", "mapping", "matrix", "outlier_by_iqr", "outlier_by_sd", "plan", "prep", "profile", "quantile", "query",
-    "rows", "split", "with_prep",
-)  # fmt: skip
+    "columns", "events", "explain", "label", "mapping", "matrix", "plan", "prep", "query", "rows", "split", "with_prep"
+)
 @attributes_explained(ELSEWHERE)
-class Relation:
+class Relation(Statistics):
     """The result of a SQL query over many databases, as something to learn from.
 
     Made by `Federation.sql` and by `split`.
@@ -283,106 +271,6 @@ class Relation:
         foreseen, fitted = self._foreseen(), self if self._to_learn is None else self._to_learn
         values = [f"  information value of {name}: {number(value)}" for name, value in fitted._information.items()]
         return [*foreseen.lines(self.prep), *foreseen.passed_on(self.plan), *values]
-
-    @names_checked
-    def describe(
-        self,
-        columns: Sequence[str] | None = None,
-        *,
-        privacy: Privacy | None = None,
-        bounds: Mapping[str, Any] | None = None,
-        max_times: int | None = None,
-    ) -> Description:
-        """Statistics of every selected column over the joined rows, computed at the parties.
-
-        With ``privacy=tp.Privacy(feature_epsilon=...)``: count, mean, standard deviation and quartiles of features with
-        noise. ``bounds`` gives numbers between which values are expected, such as ``{"age": (0, 120)}``, where policies
-        do not; a row counts as often as it is joined, and at most ``max_times`` times.
-        """
-        noise = NoiseRequest.of("describe", privacy, bounds, max_times, self.funds)
-        return describe(self.client, columns, self.events, noise)
-
-    @names_checked
-    def quantile(
-        self,
-        q: float | Sequence[float] = 0.5,
-        columns: Sequence[str] | None = None,
-        *,
-        privacy: Privacy | None = None,
-        bounds: Mapping[str, Any] | None = None,
-        max_times: int | None = None,
-    ) -> Quantiles:
-        """Quantiles of numeric columns over the joined rows, as NumPy's ``linear``; exact of public columns.
-
-        With ``privacy`` they are estimated from noisy histograms between ``bounds``, as for `describe`.
-        """
-        noise = NoiseRequest.of("quantile", privacy, bounds, max_times, self.funds)
-        return quantile(self.client, q, columns, self.events, noise)
-
-    @names_checked
-    def histogram(
-        self,
-        column: str,
-        bins: int = 50,
-        *,
-        privacy: Privacy | None = None,
-        bounds: Sequence[Any] | NDArray[Any] | None = None,
-        max_times: int | None = None,
-    ) -> Histogram:
-        """How the values of a numeric column are spread over the joined rows, as `numpy.histogram`.
-
-        With ``privacy`` counts have noise, and bins lie between ``bounds``, such as ``(0, 120)``; a value beyond is in
-        the first or last bin.
-        """
-        given = None if bounds is None else {column: bounds}
-        noise = NoiseRequest.of("histogram", privacy, given, max_times, self.funds)
-        return histogram(self.client, column, bins, self.events, noise)
-
-    @names_checked
-    def outlier_by_iqr(self, columns: Sequence[str] | None = None, k: float = 1.5) -> FoundOutliers:
-        """How many joined rows lie more than ``k`` interquartile ranges beyond a quartile, by numeric column."""
-        return outlier_by_iqr(self.client, columns, k)
-
-    @names_checked
-    def outlier_by_sd(self, columns: Sequence[str] | None = None, k: float = 3.0) -> FoundOutliers:
-        """How many joined rows lie more than ``k`` standard deviations from the mean, by numeric column."""
-        return outlier_by_sd(self.client, columns, k)
-
-    @names_checked
-    def correlation(self, columns: Sequence[str] | None = None, across: bool = True) -> ColumnMatrix:
-        """Pearson's correlation of each pair of numeric columns; without ``across`` of pairs in one table only."""
-        return correlation(self.client, columns, across, self.events)
-
-    @names_checked
-    def covariance(self, columns: Sequence[str] | None = None, across: bool = True) -> ColumnMatrix:
-        """The covariance (ddof 1) of each pair of numeric columns; without ``across`` of pairs in one table only."""
-        return covariance(self.client, columns, across)
-
-    @names_checked
-    def crosstab(self, a: str, b: str) -> Crosstab:
-        """Joined rows by the categories of two columns, with chi-squared, Cramér's V and mutual information."""
-        return crosstab(self.client, a, b, self.max_categories)
-
-    @names_checked
-    def group_means(self, column: str, by: str) -> GroupMeans:
-        """Count, mean and standard deviation of a numeric column for each category of another column."""
-        return group_means(self.client, column, by, self.max_categories)
-
-    @names_checked
-    def profile(
-        self,
-        columns: Sequence[str] | None = None,
-        *,
-        privacy: Privacy | None = None,
-        bounds: Mapping[str, Any] | None = None,
-        max_times: int | None = None,
-    ) -> Profile:
-        """All at once: histograms, missing values, correlations and warnings; a page by ``.save("page.html")``.
-
-        With ``privacy``, only what has a form with noise, as for `describe`.
-        """
-        noise = NoiseRequest.of("profile", privacy, bounds, max_times, self.funds)
-        return profile(self.client, columns, self.max_categories, self.events, noise)
 
     @names_checked
     def matrix(self, *, secure_sum: bool = False, like: Prepared | None = None, plan: PlanName = "cost") -> LazyArray:

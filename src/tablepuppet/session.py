@@ -8,10 +8,9 @@ from __future__ import annotations
 
 import itertools
 import weakref
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
 
 import msgspec
 import numpy as np
@@ -21,9 +20,8 @@ from tablepuppet.errors import PartyError, TablePuppetError
 from tablepuppet.mapping.join import JoinBranch, ShardKeys, join
 from tablepuppet.mapping.joined_rows import JoinedRows
 from tablepuppet.operators.client import SecureTables
-from tablepuppet.party.reply_check import check_reply, keys_returned
 from tablepuppet.party.request import UNDECLARED, Declared, Request, Step
-from tablepuppet.party.returns import Asked
+from tablepuppet.party.returns import Asked, check_reply, keys_returned
 from tablepuppet.party.snapshot import MOST_ROWS
 from tablepuppet.prep.pipelines.pipeline import DEFAULT, Pipeline
 from tablepuppet.runs.events import Events
@@ -70,6 +68,8 @@ class Session:
         nonces, self.key = opening.nonces, opening.key
         self._nonces = tuple(sorted(nonces[party] for party in plan.parties if party in nonces))
         self.id = engine.new_session()
+        # Numbers of rows are rounded if one of the parties is a service; in one process none is lost.
+        self.wire = settings.wire if any(map(engine.is_service, plan.parties)) else "float64"
         self._views = itertools.count()
         closer().wait()  # so that limits of parties do not count what is no longer used
         self._close = partial(close_session, engine, plan.parties, self.id)
@@ -82,53 +82,39 @@ class Session:
 
     def _open(self) -> None:
         """Let parties read their tables and blind their keys, in one trip."""
-        calls = [(party, self._opening(party)) for party in self.plan.parties]
+        scans, calls = {party: self.plan.of_party(party) for party in self.plan.parties}, []
+        for party, listed in scans.items():
+            job = msgspec.structs.replace(self.settings.job, epsilon=self.settings.epsilons.get(party))
+            arguments = {"scans": listed, "wire": self.wire, "nonces": self._nonces, "job": job}
+            blind = tuple(Step("keys.blind", scan.alias) for scan in listed)
+            calls.append((party, Request("open", self.id, arguments, blind)))
         done = self.events.progress("open", "reading tables and blinding keys at their parties", len(calls))
-        for (party, request), reply in zip(calls, call_all(self.engine, calls, done), strict=True):
-            opened, *blinded = reply
-            self.rows_read |= self._rows_read(party, opened.get("rows"))
-            for step, keys in zip(request.steps, blinded, strict=True):
-                self._keys[party, step.table] = self._checked_keys(party, step, keys)
+        for (party, _), (opened, *blinded) in zip(calls, call_all(self.engine, calls, done), strict=True):
+            self.rows_read |= self._rows_read(party, scans[party], opened.get("rows"))
+            for scan, keys in zip(scans[party], blinded, strict=True):
+                returns = keys_returned(len(scan.keys), len(scan.filters), keys)
+                asked = Asked(rows=self.rows_read[party, scan.alias])
+                check_reply(party, f"table {scan.table!r}", "keys.blind", returns, keys, asked)
+                self._keys[party, scan.alias] = dict(keys)
         self.events.emit("info", "opened", f"{sum(self.rows_read.values()):,} rows are read where they live")
 
-    def _rows_read(self, party: str, reply: object) -> dict[tuple[str, str], int]:
+    def _rows_read(self, party: str, scans: Sequence[Scan], reply: object) -> dict[tuple[str, str], int]:
         """How many rows a party has read by alias; PartyError unless it can be, by what the catalog said."""
-        scans = {scan.alias: scan for scan in self.plan.of_party(party)}
-        if not isinstance(reply, dict) or reply.keys() != scans.keys():
+        if not isinstance(reply, dict) or reply.keys() != {scan.alias for scan in scans}:
             raise PartyError(f"party {party!r} does not say how many rows it has read of each table")
         found = {}
-        for alias, scan in scans.items():
-            shard = next(s for s in self.plan.tables[alias].shards if s.party == party)
+        for scan in scans:
+            shard = next(s for s in self.plan.tables[scan.alias].shards if s.party == party)
             most = MOST_ROWS if shard.estimated else min(GROWTH * shard.rows + SLACK, MOST_ROWS)
-            rows = reply[alias]
+            rows = reply[scan.alias]
             if not isinstance(rows, int) or isinstance(rows, bool) or not 0 <= rows <= most:
                 shown = f"{rows:,}" if isinstance(rows, int) else "no number of"
                 raise PartyError(
                     f"party {party!r}: it claims {shown} rows of table {scan.table!r}, which had {shard.counted} "
                     "when the catalog was asked for; if the table has grown so much, run the query again"
                 )
-            found[party, alias] = rows
+            found[party, scan.alias] = rows
         return found
-
-    def _checked_keys(self, party: str, step: Step, reply: Any) -> Blinded:
-        """Blinded keys that fit the rows that were read."""
-        scan = next(scan for scan in self.plan.of_party(party) if scan.alias == step.table)
-        returns = keys_returned(len(scan.keys), len(scan.filters), reply)
-        asked = Asked(rows=self.rows_read[party, step.table])
-        check_reply(party, f"table {scan.table!r}", step.op, returns, reply, asked)
-        return dict(reply)
-
-    def _opening(self, party: str) -> Request:
-        scans = self.plan.of_party(party)
-        blind = tuple(Step("keys.blind", scan.alias) for scan in scans)
-        job = msgspec.structs.replace(self.settings.job, epsilon=self.settings.epsilons.get(party))
-        arguments = {"scans": scans, "wire": self.wire, "nonces": self._nonces, "job": job}
-        return Request("open", self.id, arguments, blind)
-
-    @property
-    def wire(self) -> str:
-        """Precision of row arrays: that of the wire if one of the parties is a service; in one process none is lost."""
-        return self.settings.wire if any(map(self.engine.is_service, self.plan.parties)) else "float64"
 
     def close(self) -> None:
         """Free the snapshots now."""
@@ -143,12 +129,19 @@ class Session:
         """Join the blinded keys, which are not needed after that."""
         keys, self._keys = self._keys, {}
         done = self.events.progress("join", "joining blinded keys", 1)
+        query, scans = self.plan.query, {alias: self.plan.of_alias(alias) for alias in self.plan.tables}
         tables = {
-            alias: [self._shard_keys(scan, keys[scan.party, alias]) for scan in self.plan.of_alias(alias)]
-            for alias in self.plan.tables
+            alias: [self._shard_keys(scan, keys[scan.party, alias]) for scan in listed]
+            for alias, listed in scans.items()
         }
-        branches = [self._branch(number, keys) for number in range(len(self.plan.query.branches))]
-        joined = join(tables, branches, self.plan.query.distinct, self.settings.memory_limit)
+        branches = [
+            JoinBranch(
+                {key.label: frozenset(key.members) for key in branch.keys},
+                {alias: self._rows_of_branch(listed, number, keys) for alias, listed in scans.items()},
+            )
+            for number, branch in enumerate(query.branches)
+        ]
+        joined = join(tables, branches, query.distinct, self.settings.memory_limit)
         done(1)
         self.events.emit("info", "joined", f"{len(joined):,} joined rows")
         return JoinedRows(joined)
@@ -162,18 +155,14 @@ class Session:
             {label: reply[f"codes{i}"] for i, label in enumerate(labels)},
         )
 
-    def _branch(self, number: int, blinded: dict[tuple[str, str], Blinded]) -> JoinBranch:
-        keys = {key.label: frozenset(key.members) for key in self.plan.query.branches[number].keys}
-        return JoinBranch(keys, {alias: self._rows_of_branch(alias, number, blinded) for alias in self.plan.tables})
-
     def _rows_of_branch(
-        self, alias: str, number: int, keys: dict[tuple[str, str], Blinded]
+        self, scans: Sequence[Scan], number: int, keys: Mapping[tuple[str, str], Blinded]
     ) -> NDArray[np.bool_] | None:
         """Which rows of a vertical table a branch of the union reads; None for all."""
         parts = []
-        for scan in self.plan.of_alias(alias):
-            branch, rows = scan.branches[number], self.rows_read[scan.party, alias]
-            passes = None if branch is None else keys[scan.party, alias].get(f"passes{branch.filter}")
+        for scan in scans:
+            branch, rows = scan.branches[number], self.rows_read[scan.party, scan.alias]
+            passes = None if branch is None else keys[scan.party, scan.alias].get(f"passes{branch.filter}")
             if passes is None:
                 parts.append(np.full(rows, branch is not None))
             else:

@@ -18,8 +18,7 @@ import tablepuppet as tp
 from tablepuppet.algebra import distinct
 from tablepuppet.algebra.distinct import DistinctRows
 from tablepuppet.party.config import Limits
-from tablepuppet.party.limits import CallerLimits
-from tablepuppet.party.policy import EVERY_USE, ColumnRule, Policy, TableRule, Use
+from tablepuppet.party.policy import EVERY_USE, CallerLimits, ColumnRule, Policy, TableRule, Use
 from tablepuppet.prep.encode import alike
 from tablepuppet.store.files import read_checked
 from tests.party.policed import ROWS, open_party, write_file

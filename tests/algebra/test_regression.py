@@ -13,8 +13,7 @@ from scipy import stats
 
 import tablepuppet as tp
 from tablepuppet.party.config import Limits
-from tablepuppet.party.limits import CallerLimits
-from tablepuppet.party.policy import Policy, TableRule
+from tablepuppet.party.policy import CallerLimits, Policy, TableRule
 from tests.learn.materialised import ALL, JOIN, Array, shop
 from tests.party.policed import COLUMNS, open_party, write_file
 from tests.party.policed import federation as policed

@@ -20,8 +20,7 @@ from tablepuppet.learn.private.budget_check import funds_of
 from tablepuppet.learn.private.fit_plan import PlannedFit, Planning
 from tablepuppet.party.databases.urls import open_database
 from tablepuppet.party.ledger import FILE, Budget, Ledger
-from tablepuppet.party.limits import CallerLimits
-from tablepuppet.party.policy import ColumnRule, Policy, TableRule
+from tablepuppet.party.policy import CallerLimits, ColumnRule, Policy, TableRule
 from tablepuppet.party.service import Party
 from tablepuppet.privacy.accountant import Spending
 from tablepuppet.privacy_plan import _planned

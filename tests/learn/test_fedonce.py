@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import tablepuppet as tp
-from tablepuppet.baselines.pooled import joined_tables
+from tablepuppet.baselines import joined_tables
 from tablepuppet.learn.split.nat import NatSettings, NatTraining, principal_components, targets_of
 from tablepuppet.learn.split.once import InputRows
 from tablepuppet.prep.encode.encode import encoded

@@ -12,8 +12,7 @@ import pytest
 from sklearn.base import clone
 
 import tablepuppet as tp
-from tablepuppet.baselines import Centralized
-from tablepuppet.baselines.pooled import joined_tables
+from tablepuppet.baselines import Centralized, joined_tables
 from tablepuppet.learn.network.lbfgs import two_loop
 from tablepuppet.learn.tables.network import NetworkTable
 from tablepuppet.prep.columns.label import ask_classes, ask_numbers, joined_classes, joined_numbers

@@ -12,7 +12,7 @@ import pytest
 from numpy.typing import NDArray
 
 import tablepuppet as tp
-from tablepuppet.party.blinding_key import new_blinding_key, read_blinding_key
+from tablepuppet.party.blind import new_blinding_key, read_blinding_key
 from tablepuppet.party.policy import LEVELS, Level
 from tablepuppet.party.release import Release
 from tests.relations import write_party

@@ -58,7 +58,7 @@ def at_constant(labelled: Labelled) -> JoinedLoss:
 
 
 def slots_of(rows: JoinedRows) -> Array:
-    return np.concatenate(rows.each(lambda block: block.stored(DIRECTIONS)), axis=2)
+    return np.concatenate(rows.each(lambda block: block.stored[DIRECTIONS]), axis=2)
 
 
 @every_loss

@@ -15,10 +15,10 @@ import pytest
 import tablepuppet as tp
 from tablepuppet.baselines import Centralized
 from tablepuppet.jobs import Run
+from tablepuppet.party.beside import column_state
 from tablepuppet.party.ledger import FILE, Ledger
-from tablepuppet.party.located import column_state
 from tablepuppet.privacy.label import keep_probability, number_variance
-from tablepuppet.wire.transport import InProcessTransport
+from tablepuppet.wire.engine import InProcessTransport
 from tests.party.policed import open_party, write_file
 from tests.relations import federation, in_process, party_of, record_wire, warnings_of, write_party
 

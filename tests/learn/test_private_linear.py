@@ -22,7 +22,7 @@ from tablepuppet.baselines import Centralized
 from tablepuppet.learn.tables import ops as model_ops
 from tablepuppet.learn.tables.linear import Linear, LinearRows
 from tablepuppet.learn.tables.noisy import noisy_predictions
-from tablepuppet.party.added_noise import GramNoise, SumNoise
+from tablepuppet.party.arguments import GramNoise, SumNoise
 from tablepuppet.party.local_table import LocalTable, RelationRows
 from tablepuppet.party.policy import ColumnRule
 from tablepuppet.prep.encode.encode import EncodedShard

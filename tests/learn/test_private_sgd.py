@@ -17,13 +17,12 @@ from tablepuppet.learn.tables import ops as model_ops
 from tablepuppet.learn.tables.linear import Linear
 from tablepuppet.learn.tables.network import Network
 from tablepuppet.learn.tables.parameters import parameters_of
-from tablepuppet.party.added_noise import PredictionNoise, SampleNoise
+from tablepuppet.party.arguments import PredictionNoise, SampleNoise
 from tablepuppet.party.bounded import Bounded, Owned
 from tablepuppet.party.kept import Shelf
 from tablepuppet.party.ledger import Budget, Ledger
-from tablepuppet.party.local_table import Charge, LocalTable, RelationRows
+from tablepuppet.party.local_table import Charge, LocalTable, RelationRows, Unlogged
 from tablepuppet.party.ops import find_op
-from tablepuppet.party.release_log import Unlogged
 from tablepuppet.prep.encode.encode import EncodedShard
 from tablepuppet.prep.encode.encoded_table import EncodedTable, SealedTable
 from tablepuppet.privacy.accountant import Spending

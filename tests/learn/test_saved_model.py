@@ -9,8 +9,7 @@ import numpy as np
 import pytest
 
 import tablepuppet as tp
-from tablepuppet.party.limits import CallerLimits
-from tablepuppet.party.policy import LEVELS, Level, Policy
+from tablepuppet.party.policy import LEVELS, CallerLimits, Level, Policy
 from tablepuppet.party.release import Release
 from tests.learn.materialised import ALL, JOIN, predictions, shop
 from tests.relations import write_party

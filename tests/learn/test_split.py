@@ -13,7 +13,7 @@ import pyarrow as pa
 import pytest
 
 import tablepuppet as tp
-from tablepuppet.baselines.pooled import joined_tables
+from tablepuppet.baselines import joined_tables
 from tablepuppet.errors import PartyError
 from tablepuppet.learn.solve.allowance import Allowed, Cost, RoundAllowance
 from tablepuppet.learn.split.flat import Adam

@@ -13,7 +13,7 @@ import pyarrow as pa
 import pytest
 
 import tablepuppet as tp
-from tablepuppet.baselines.pooled import joined_tables
+from tablepuppet.baselines import joined_tables
 from tablepuppet.mapping.batches import batches
 from tablepuppet.party.request import Reply, Request
 from tablepuppet.prep.columns.label import ask_classes, ask_numbers, joined_classes, joined_numbers

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Mapping
 
 import numpy as np
 import pytest
@@ -68,8 +68,8 @@ def test_no_predictions_are_zeros() -> None:
 class SideBySide:
     """A head of another kind: the product of two tables' predictions, which it needs both at once."""
 
-    def forward(self, predictions: Iterable[tuple[str, Array]], out: Array) -> None:
-        first, second = (values for _, values in predictions)
+    def forward(self, block: Block, predictions: Mapping[str, Array], out: Array) -> None:
+        first, second = (block.gathered(alias, values) for alias, values in predictions.items())
         np.multiply(first, second, out=out)
 
     def backward(self, block: Block, alias: str, column: Column) -> Array:
@@ -97,9 +97,9 @@ def test_columns_are_kept_until_they_are_dropped() -> None:
     """Memory that is reserved again is the same; other shapes are new; what is handed over is gone."""
     rows = JoinedRows(mapping_of({"a": 7}), labels=np.arange(float(ROWS)))
     rows.reserve("kept", 2)
-    rows.each(lambda block: block.stored("kept").fill(3.0))
+    rows.each(lambda block: block.stored["kept"].fill(3.0))
     rows.reserve("kept", 2)
-    assert rows.total(lambda block: block.stored("kept").sum()) == 3.0 * 2 * ROWS
+    assert rows.total(lambda block: block.stored["kept"].sum()) == 3.0 * 2 * ROWS
     rows.set_scores(np.arange(float(ROWS)))
     np.testing.assert_array_equal(rows.hand_over(SCORES), np.arange(ROWS))
     halves = rows.with_labels(lambda block: block.labels / 2)

@@ -157,7 +157,7 @@ def test_all_or_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
     def full(*_: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("tablepuppet.party.delivered_file.os.replace", full)
+    monkeypatch.setattr("tablepuppet.party.delivery.os.replace", full)
     with pytest.raises(tp.PartyError, match="No space left") as failed:
         model.predict(test, deliver_to="store")
     assert str(tmp_path) not in str(failed.value)

@@ -17,9 +17,8 @@ from tablepuppet.algebra.distinct import DistinctRows
 from tablepuppet.learn.tables.linear import Linear
 from tablepuppet.party.policy import TableRule
 from tablepuppet.party.request import Reply, Request, Step
-from tablepuppet.wire.engine import Engine
+from tablepuppet.wire.engine import Engine, InProcessTransport
 from tablepuppet.wire.traffic import MessageSizes
-from tablepuppet.wire.transport import InProcessTransport
 from tests.learn.materialised import ALL, JOIN, shop
 from tests.relations import Message, federation, keep, party_of, record_wire, write_party
 from tests.wire.losing import LosingParty, losing

@@ -17,10 +17,9 @@ import pyarrow.parquet as pq
 import pytest
 
 import tablepuppet as tp
-from tablepuppet.party.blinding_key import new_blinding_key, read_blinding_key
+from tablepuppet.party.blind import new_blinding_key, read_blinding_key
 from tablepuppet.party.config import PartyFile, TlsPaths
-from tablepuppet.party.limits import CallerLimits
-from tablepuppet.party.policy import Policy
+from tablepuppet.party.policy import CallerLimits, Policy
 from tablepuppet.party.report import inspect
 from tablepuppet.party.tls_files import read_tls_files
 from tablepuppet.privacy.certificates import Role, issue, new_authority

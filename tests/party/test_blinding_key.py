@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tablepuppet.errors import ConfigError
-from tablepuppet.party.blinding_key import FORMAT, new_blinding_key, read_blinding_key
+from tablepuppet.party.blind import FORMAT, new_blinding_key, read_blinding_key
 
 KEY = bytes(range(200, 232))
 TEXT = base64.b64encode(KEY).decode()

@@ -26,7 +26,7 @@ from adbc_driver_postgresql import dbapi
 from tablepuppet.errors import ConfigError, PartyError
 from tablepuppet.party.database import POSITION, Database, Source, SourceTable
 from tablepuppet.party.databases import duckdb_file
-from tablepuppet.party.databases.in_memory import InMemory
+from tablepuppet.party.databases.arrow_tables import InMemory
 from tablepuppet.party.databases.sandbox import remove_spilled, sandbox
 from tablepuppet.party.databases.urls import open_database
 from tablepuppet.sql.query import Comparison

@@ -9,9 +9,8 @@ import pytest
 
 import tablepuppet as tp
 from tablepuppet.cli.party import approve, check
-from tablepuppet.party.blinding_key import new_blinding_key
-from tablepuppet.party.config import PartyFile
-from tablepuppet.party.difference import differences, plain_settings
+from tablepuppet.party.blind import new_blinding_key
+from tablepuppet.party.config import PartyFile, differences, plain_settings
 from tablepuppet.party.outlook import Outlook, QueryReport, outlook, stated_table
 from tablepuppet.party.report import inspect
 from tests.command_line import tablepuppet

@@ -11,8 +11,7 @@ import pytest
 import tablepuppet as tp
 from tablepuppet.party.secure_table import SecureTable, Wanted
 from tablepuppet.privacy.secure_sum import add_words
-from tablepuppet.privacy.signed_keys import Identity, has_signed
-from tablepuppet.privacy.trial_identity import TrialAuthority
+from tablepuppet.privacy.signed_keys import Identity, TrialAuthority, has_signed
 
 NAMES = ("east", "north", "west")
 TRIAL = TrialAuthority()

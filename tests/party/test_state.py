@@ -17,7 +17,7 @@ import msgspec
 import pytest
 
 from tablepuppet.errors import ConfigError, PartyError
-from tablepuppet.party.blinding_key import new_blinding_key
+from tablepuppet.party.blind import new_blinding_key
 from tablepuppet.party.config import PartyFile
 from tablepuppet.party.counters import Counters
 from tablepuppet.party.delivery import write_record

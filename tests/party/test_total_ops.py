@@ -25,7 +25,7 @@ from benchmarks.fuzz.worlds import World, difference, strict
 from tablepuppet.errors import PartyError
 from tablepuppet.learn.private.steps import NoisySteps
 from tablepuppet.learn.tables.linear import Linear
-from tablepuppet.party.added_noise import GramNoise, PredictionNoise, SumNoise
+from tablepuppet.party.arguments import GramNoise, PredictionNoise, SumNoise
 from tablepuppet.party.groups import Grouped, rows_of
 from tablepuppet.party.local_table import LocalTable
 from tablepuppet.party.ops import REGISTRY, Op, Values

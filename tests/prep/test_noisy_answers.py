@@ -16,8 +16,7 @@ import tablepuppet as tp
 from tablepuppet import prep
 from tablepuppet.party.ledger import Budget
 from tablepuppet.party.policy import ColumnRule, Policy, TableRule
-from tablepuppet.prep.columns.days import date_part
-from tablepuppet.prep.encode.private_encode import EncoderNoise
+from tablepuppet.prep.columns.values import date_part
 from tablepuppet.prep.encode.program import bounds_after
 from tablepuppet.prep.encode.specs import (
     Clipped,
@@ -31,6 +30,7 @@ from tablepuppet.prep.encode.specs import (
     Scale,
     Without,
 )
+from tablepuppet.prep.pipelines.noisy_answers import EncoderNoise
 from tablepuppet.prep.pipelines.pipeline import STEPS, refuse_with_noise
 from tests.privacy.bounded import bounded_federation
 from tests.relations import Parties, federation, party_of, record_wire, warnings_of

@@ -18,9 +18,9 @@ import tablepuppet as tp
 from tablepuppet.cli.commands import app
 from tablepuppet.party.ledger import Budget
 from tablepuppet.party.policy import ColumnRule
-from tablepuppet.prep.encode.private_encode import CATEGORIES, MOMENTS
+from tablepuppet.prep.columns.noisy_sums import BINS, CATEGORIES, COUNTS, MOMENTS
 from tablepuppet.prep.explore.describe import Description
-from tablepuppet.prep.explore.noisy_distribution import BINS, COARSE, COUNTS, FINE, NoisyDistribution
+from tablepuppet.prep.explore.noisy_distribution import COARSE, FINE, NoisyDistribution
 from tablepuppet.privacy.accountant import gaussian_epsilon
 from tests.learn.test_budget_check import World
 from tests.party.policed import federation as policed

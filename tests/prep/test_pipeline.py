@@ -18,8 +18,7 @@ from tablepuppet import prep
 from tablepuppet.federation import PartyEntry
 from tablepuppet.jobs import Run
 from tablepuppet.party.ledger import Budget
-from tablepuppet.party.limits import CallerLimits
-from tablepuppet.party.policy import Policy, TableRule
+from tablepuppet.party.policy import CallerLimits, Policy, TableRule
 from tablepuppet.prep.columns.statistics import NumberSummary
 from tablepuppet.prep.pipelines.draft import Draft
 from tablepuppet.prep.pipelines.fit import foresee

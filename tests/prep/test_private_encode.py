@@ -19,9 +19,10 @@ from tablepuppet.party.databases.urls import open_database
 from tablepuppet.party.local_table import LocalTable, RelationRows
 from tablepuppet.party.policy import ColumnRule, Policy, TableRule
 from tablepuppet.party.service import Party
-from tablepuppet.prep.encode import private_encode
+from tablepuppet.prep.columns import noisy_sums
+from tablepuppet.prep.columns.noisy_sums import POWERS, bins_of, range_of
 from tablepuppet.prep.encode.encode import Encoding
-from tablepuppet.prep.encode.private_encode import BINS, EncoderNoise, bins_of, range_of
+from tablepuppet.prep.pipelines.noisy_answers import EncoderNoise, mean_and_spread
 from tablepuppet.privacy.noise_plan import TAIL
 from tests.privacy.bounded import KEY, bounded_federation
 from tests.relations import Parties, in_process, party_of, record_wire, warnings_of
@@ -186,12 +187,10 @@ def test_a_row_changes_statistics_by_their_bound(
 ) -> None:
     """A cell that goes missing changes a histogram by one and sums by the root of three, whatever it was."""
     row = data.draw(st.integers(0, len(cells) - 1))
-    change, allowed = moved(cells, row, lambda table: private_encode.ranges(table, "v", ["x"], 1.0))
+    change, allowed = moved(cells, row, lambda table: noisy_sums.ranges(table, "v", ["x"], 1.0))
     assert change <= allowed == 1.0
     edges = {"lows": np.array([low]), "highs": np.array([low + width])}
-    change, allowed = moved(
-        cells, row, lambda table: private_encode.moments(table, "v", ["x"], multiplier=1.0, **edges)
-    )
+    change, allowed = moved(cells, row, lambda table: noisy_sums.moments(table, "v", ["x"], multiplier=1.0, **edges))
     assert change <= allowed * (1 + 1e-9)
     assert allowed == math.sqrt(3)
 
@@ -200,7 +199,7 @@ def test_a_row_changes_statistics_by_their_bound(
 @given(st.lists(st.floats(-1e15, 1e15).filter(lambda value: value == 0 or abs(value) > 1e-6), min_size=1, max_size=20))
 def test_ranges_hold_their_values(values: list[float]) -> None:
     """The range of bins that have rows holds all values, and is at most twice as wide on each side."""
-    found = range_of(np.bincount(bins_of(np.array(values)), minlength=BINS).astype(float), 1e-3)
+    found = range_of(np.bincount(bins_of(np.array(values)), minlength=POWERS).astype(float), 1e-3)
     assert found is not None
     low, high = found
     assert low <= min(values) <= max(values) <= high
@@ -239,6 +238,6 @@ def test_huge_numbers_without_bounds(tmp_path: Path) -> None:
 @pytest.mark.parametrize("sums", [(1000.0, 880.0, 700.0), (3.0, 50.0, -20.0), (-5.0, 1.0, 1e3)])
 def test_no_scale_is_below_its_noise(sums: tuple[float, float, float]) -> None:
     """Sums that noise has made impossible give a mean within the range and a scale that noise could not have made."""
-    mean, spread = private_encode.mean_and_spread(*sums, sigma=60.0)
+    mean, spread = mean_and_spread(*sums, sigma=60.0)
     assert -1 <= mean <= 1
     assert math.sqrt(60.0 / max(sums[0], 60.0)) <= spread <= 1

@@ -32,7 +32,7 @@ from sklearn.preprocessing import (
 
 import tablepuppet as tp
 from tablepuppet import prep
-from tablepuppet.prep.columns.days import DatePart
+from tablepuppet.prep.columns.values import DatePart
 from tablepuppet.prep.encode.program import Shapes
 from tablepuppet.prep.encode.specs import Missing, Product
 from tablepuppet.prep.pipelines.fit import foresee

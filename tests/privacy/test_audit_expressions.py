@@ -19,7 +19,7 @@ from tablepuppet.learn.specs import Spec as Model
 from tablepuppet.learn.tables.linear import Linear
 from tablepuppet.learn.tables.network import Network
 from tablepuppet.learn.tables.parameters import first_parameters
-from tablepuppet.party.added_noise import PredictionNoise, SampleNoise
+from tablepuppet.party.arguments import PredictionNoise, SampleNoise
 from tablepuppet.party.policy import Policy
 from tablepuppet.prep.encode.specs import Fill, Missing, Scale, StepSpec
 from tablepuppet.privacy.accountant import gaussian_epsilon

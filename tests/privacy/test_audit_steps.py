@@ -17,7 +17,7 @@ from tablepuppet.learn.specs import Spec
 from tablepuppet.learn.tables.linear import Linear
 from tablepuppet.learn.tables.network import Network
 from tablepuppet.learn.tables.parameters import first_parameters
-from tablepuppet.party.added_noise import SampleNoise
+from tablepuppet.party.arguments import SampleNoise
 from tests.privacy.audit import least_epsilon
 from tests.privacy.worlds import DELTA, ROWS, World, worlds
 

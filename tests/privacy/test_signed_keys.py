@@ -16,8 +16,7 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 import tablepuppet as tp
 from tablepuppet.privacy.certificates import make_authority, make_certificate, private_pem
-from tablepuppet.privacy.signed_keys import Hello, Identity, roster_digest
-from tablepuppet.privacy.trial_identity import TrialAuthority
+from tablepuppet.privacy.signed_keys import Hello, Identity, TrialAuthority, roster_digest
 
 PUBLIC = b"p" * 32
 

@@ -17,7 +17,7 @@ from typing import Any
 import pyarrow as pa
 
 import tablepuppet as tp
-from tablepuppet.party.blinding_key import new_blinding_key
+from tablepuppet.party.blind import new_blinding_key
 from tests import warm
 from tests.relations import write_party
 from tests.wire.services import Certificates

@@ -18,10 +18,10 @@ from tablepuppet.party.databases.urls import open_database
 from tablepuppet.party.delivery import Deliveries, PredictionsEntry
 from tablepuppet.party.request import Reply, Request
 from tablepuppet.party.service import Party
-from tablepuppet.privacy.trial_identity import TrialAuthority
+from tablepuppet.privacy.signed_keys import TrialAuthority
 from tablepuppet.wire.codec import decode, encode
+from tablepuppet.wire.engine import Transport
 from tablepuppet.wire.protocol import error_message, read_reply, read_request, reply_message, request_message
-from tablepuppet.wire.transport import Transport
 from tests.relations import write_party
 
 Lie = Callable[[Any], Any]

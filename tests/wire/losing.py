@@ -10,12 +10,11 @@ from tablepuppet.party.config import Limits
 from tablepuppet.party.databases.urls import open_database
 from tablepuppet.party.request import Reply, Request
 from tablepuppet.party.service import Party
-from tablepuppet.privacy.trial_identity import TrialAuthority
+from tablepuppet.privacy.signed_keys import TrialAuthority
 from tablepuppet.wire.codec import decode
 from tablepuppet.wire.desk import Desk
-from tablepuppet.wire.engine import Engine
+from tablepuppet.wire.engine import Engine, Transport
 from tablepuppet.wire.protocol import LostError, read_reply
-from tablepuppet.wire.transport import Transport
 from tests.wire.services import KEY
 
 TRIAL = TrialAuthority()

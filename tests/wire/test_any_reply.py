@@ -26,8 +26,7 @@ import tablepuppet.session
 import tablepuppet.store.parts
 from tablepuppet.errors import TablePuppetError
 from tablepuppet.party.ops import REGISTRY
-from tablepuppet.party.reply_check import check_reply
-from tablepuppet.party.returns import Resting
+from tablepuppet.party.returns import Resting, Wrong, check_reply
 from tests.wire.liars import USES, Lie, World, lies_about
 
 LIES = int(os.environ.get("TABLEPUPPET_LIES", "1"))
@@ -100,11 +99,15 @@ def test_every_op_is_asked(world: World, asked: list[Asked]) -> None:
 def test_the_coordinator_knows_what_it_asks(asked: list[Asked]) -> None:
     """Of predictions it knows rows and outputs, of parameters the shape: no length is left to the party."""
     for each in asked:
-        _, _, _, returns, _, known = each.arguments
+        _, _, _, returns, reply, known = each.arguments
         for name in set(returns) & {"outputs", "theta"}:
             kind = returns[name].value if isinstance(returns[name], Resting) else returns[name]
-            shapes = known.shapes(kind.lengths, {})
-            assert not any(length is None for shape in shapes for length in shape), (each.use, each.op)
+            for axis, length in enumerate(reply[name].shape):
+                longer = np.insert(reply[name], length, 0.0, axis)
+                with pytest.raises(Wrong):
+                    known.check_shape(longer, kind.lengths, {})
+            with pytest.raises(Wrong):
+                known.check_shape(reply[name][..., None, None], kind.lengths, {})
 
 
 def test_a_lie_is_refused_or_believed(asked: list[Asked]) -> None:

@@ -12,11 +12,10 @@ import pytest
 
 import tablepuppet as tp
 from tablepuppet.party.request import Reply, Request
-from tablepuppet.wire.engine import Engine, call_all
+from tablepuppet.wire.engine import Capabilities, Engine, Transport, call_all
 from tablepuppet.wire.flight_transport import FlightTransport
 from tablepuppet.wire.record import Record
 from tablepuppet.wire.traffic import Traffic, size_of
-from tablepuppet.wire.transport import Capabilities, Transport
 from tests.learn.materialised import ALL, JOIN, shop
 from tests.relations import Message, collect_garbage, federation, record_wire
 
@@ -41,17 +40,17 @@ def test_traffic_adds_up() -> None:
 
     def send() -> None:
         for _ in range(1000):
-            traffic.add("p", "up", "COUNTS", 3)
+            traffic.add("p", "COUNTS", 2, 3)
 
     threads = [threading.Thread(target=send) for _ in range(4)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    traffic.add("p", "down", "COUNTS", 5)
+    traffic.add("p", "COUNTS", 5, 0)
     assert traffic.to_list() == [
-        {"party": "p", "direction": "down", "release": "COUNTS", "bytes": 5, "messages": 1},
-        {"party": "p", "direction": "up", "release": "COUNTS", "bytes": 12000, "messages": 4000},
+        {"party": "p", "direction": "down", "release": "COUNTS", "bytes": 8005, "messages": 4001},
+        {"party": "p", "direction": "up", "release": "COUNTS", "bytes": 12000, "messages": 4001},
     ]
 
 

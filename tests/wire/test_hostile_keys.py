@@ -12,7 +12,7 @@ import pytest
 
 import tablepuppet as tp
 from tablepuppet.errors import ConfigError
-from tablepuppet.party.blinding_key import new_blinding_key, read_blinding_key
+from tablepuppet.party.blind import new_blinding_key, read_blinding_key
 from tablepuppet.party.openings import MOST_NAMES, MOST_NONCES, RECENT, Openings
 from tablepuppet.party.request import Request
 from tests.party.policed import audit_lines, federation, open_party

@@ -14,7 +14,7 @@ import tablepuppet as tp
 import tablepuppet.learn.party_ops
 from tablepuppet.algebra.ops import largest_of_rows
 from tablepuppet.party.allowance import Allowance, allowed
-from tablepuppet.party.limits import CallerLimits
+from tablepuppet.party.policy import CallerLimits
 from tablepuppet.prep.encode.encoded_table import EncodedTable
 from tests.wire.hostile import Attacker, accounts, write_bank
 

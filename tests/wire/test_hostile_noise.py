@@ -14,7 +14,7 @@ import pytest
 import tablepuppet.learn.party_ops  # noqa: F401 - registers the ops that are asked for
 from tablepuppet.errors import PartyError, TablePuppetError
 from tablepuppet.learn.tables.linear import Linear
-from tablepuppet.party.added_noise import GramNoise, PredictionNoise, SampleNoise, SumNoise
+from tablepuppet.party.arguments import GramNoise, PredictionNoise, SampleNoise, SumNoise
 from tablepuppet.party.request import Request, Step
 from tablepuppet.wire import journal, message_file
 from tablepuppet.wire.journal import Journal

@@ -16,7 +16,7 @@ import tablepuppet.learn.party_ops
 from tablepuppet.errors import PartyError, PrivacyError
 from tablepuppet.learn.specs import Mlp
 from tablepuppet.learn.tables.linear import Linear
-from tablepuppet.party.added_noise import GramNoise
+from tablepuppet.party.arguments import GramNoise
 from tablepuppet.party.kept import WatchedShelf
 from tablepuppet.party.local_table import LocalTable
 from tablepuppet.party.ops import REGISTRY, Op

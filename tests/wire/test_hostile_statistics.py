@@ -12,7 +12,7 @@ import pytest
 import tablepuppet as tp
 import tablepuppet.learn.party_ops
 from tablepuppet.party.allowance import Allowance, allowed
-from tablepuppet.party.limits import CallerLimits
+from tablepuppet.party.policy import CallerLimits
 from tablepuppet.prep.encode.frame import Frame
 from tablepuppet.prep.encode.program import run
 from tablepuppet.prep.encode.specs import Scale, StepSpec

@@ -15,9 +15,9 @@ import tablepuppet.learn.party_ops
 from tablepuppet.party.ops import REGISTRY
 from tablepuppet.party.request import Reply, Request
 from tablepuppet.wire.codec import encode
+from tablepuppet.wire.engine import Transport
 from tablepuppet.wire.flight_transport import FlightTransport
 from tablepuppet.wire.protocol import VERSION, read_reply
-from tablepuppet.wire.transport import Transport
 from tests.relations import write_party
 from tests.wire.test_replies import Liar
 

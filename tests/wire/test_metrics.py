@@ -20,7 +20,7 @@ import tablepuppet.learn.party_ops
 from tablepuppet.errors import TablePuppetError
 from tablepuppet.learn.tables.linear import Linear
 from tablepuppet.learn.tables.network import Network
-from tablepuppet.party.added_noise import PredictionNoise
+from tablepuppet.party.arguments import PredictionNoise
 from tablepuppet.party.config import Limits, PartyFile
 from tablepuppet.party.metrics import BEYOND_LIMITS, Metrics
 from tablepuppet.party.request import Request, Step

@@ -10,8 +10,8 @@ import pytest
 
 from tablepuppet.errors import ConfigError, TablePuppetError
 from tablepuppet.party.request import Reply, Request, Step
+from tablepuppet.wire.engine import Transport
 from tablepuppet.wire.record import Record
-from tablepuppet.wire.transport import Transport
 
 ASKED = [Request("run", "s", {}, (Step("model.predict", "t", {"number": number}),), number) for number in range(6)]
 

@@ -13,8 +13,7 @@ import pytest
 
 import tablepuppet as tp
 from tablepuppet.learn.selection.folds import Folding
-from tablepuppet.party.limits import CallerLimits
-from tablepuppet.party.policy import Policy
+from tablepuppet.party.policy import CallerLimits, Policy
 from tablepuppet.prep.columns.sent_columns import SentColumns
 from tests.relations import write_party
 from tests.wire.services import calling, served

@@ -22,11 +22,19 @@ from numpy.typing import NDArray
 from scipy.sparse.linalg import LinearOperator
 
 from tablepuppet.algebra.column_products import FAR, ColumnProducts
-from tablepuppet.algebra.explain import StepCosts, explain_array
 from tablepuppet.algebra.functions import OF_ONE, OF_TWO, choose, clip, real_numbers
-from tablepuppet.algebra.instead import CELLS, INSTEAD, NEED_CELLS, NoArrayError, check_settings, refuse
-from tablepuppet.algebra.operator import ProductOperator, RowScaled
+from tablepuppet.algebra.operator import (
+    CELLS,
+    INSTEAD,
+    NEED_CELLS,
+    NoArrayError,
+    ProductOperator,
+    RowScaled,
+    check_settings,
+    refuse,
+)
 from tablepuppet.algebra.ops import Largest
+from tablepuppet.algebra.placement import StepCosts, explain_array
 from tablepuppet.algebra.recipes import Recipe, Term, affine, composed
 from tablepuppet.algebra.source import Derived
 from tablepuppet.arrays import Array
@@ -50,7 +58,6 @@ class LazyArray(NDArrayOperatorsMixin, ColumnProducts):
 
     @property
     def size(self) -> int:
-        """How many numbers it has."""
         return int(self.shape[0] * self.shape[1])
 
     def __bool__(self) -> bool:
@@ -241,7 +248,8 @@ class LazyArray(NDArrayOperatorsMixin, ColumnProducts):
             found = [place for name in names for place in self._named(name)]
             return np.array(found[0] if isinstance(chosen, str) and len(found) == 1 else found, np.intp)
         try:
-            return np.asarray(np.arange(self.shape[1])[np.asarray(chosen, np.intp) if _is_empty(chosen) else chosen])
+            is_empty = isinstance(chosen, (list, tuple)) and not chosen
+            return np.asarray(np.arange(self.shape[1])[np.asarray(chosen, np.intp) if is_empty else chosen])
         except (IndexError, TypeError, ValueError) as error:
             raise LearnError(
                 f"X[:, {chosen!r}]: columns are numbers below {self.shape[1]:,}, a slice, a mask of {self.shape[1]:,}, "
@@ -388,21 +396,16 @@ def _check_factor(matrix: LazyArray, other: Any) -> None:
                 "columns of X. X.T @ X is the Gram matrix"
             )
     elif isinstance(other, str) or np.ndim(other) not in (1, 2):
-        raise LearnError(f"X @ other: other is an array ({width},) or ({width}, k), not {_shape_of(other)}")
-
-
-def _shape_of(other: Any) -> str:
-    if np.isscalar(other) and not isinstance(other, str):
-        return f"a number: X * {other!r} scales X"
-    return f"of {np.ndim(other)} axes" if isinstance(other, (np.ndarray, list, tuple)) else type(other).__name__
+        if np.isscalar(other) and not isinstance(other, str):
+            given = f"a number: X * {other!r} scales X"
+        else:
+            is_array = isinstance(other, (np.ndarray, list, tuple))
+            given = f"of {np.ndim(other)} axes" if is_array else type(other).__name__
+        raise LearnError(f"X @ other: other is an array ({width},) or ({width}, k), not {given}")
 
 
 def _is_foreign(value: object) -> bool:
     return isinstance(value, LinearOperator) and not isinstance(value, LazyArray)
-
-
-def _is_empty(chosen: Any) -> bool:
-    return isinstance(chosen, (list, tuple)) and not chosen
 
 
 def _axis(axis: int | None) -> int | None:

@@ -86,7 +86,6 @@ class PricedStep:
 
     @classmethod
     def transposed(cls, vectors: Mapping[str, int], products: ByTables) -> PricedStep:
-        """X.T @ U."""
         by_column, by_row = _sizes(vectors, products)
         return cls("X.T @ U", by_row, by_column)
 
@@ -258,8 +257,8 @@ class Meter:
     def _share(self, carried: Sequence[OnTheWay], moved: Moved) -> None:
         """Divide what was moved, by the bytes that each step was expected to have."""
         steps = list({each.step.step: each.step for each in carried}.values())
-        expected = np.array([step.size(step.up, self._sizes) for step in steps])
-        shares = expected / expected.sum()
+        sizes = [step.size(step.up, self._sizes) for step in steps] if len(steps) != 1 else [1]
+        shares = np.array(sizes) / max(sum(sizes), 1)
         parts = np.diff(np.rint(moved.size * np.cumsum(shares)), prepend=0)  # whole bytes, which add up to all
         for step, share, part in zip(steps, shares.tolist(), parts.tolist(), strict=True):
             record = self._cost_of(step)

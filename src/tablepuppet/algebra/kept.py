@@ -189,12 +189,10 @@ class KeptArray(NDArrayOperatorsMixin):
 
     @property
     def ndim(self) -> int:
-        """1 or 2."""
         return len(self.shape)
 
     @property
     def size(self) -> int:
-        """How many numbers it has."""
         return self.shape[0] * self.columns
 
     @property
@@ -209,7 +207,6 @@ class KeptArray(NDArrayOperatorsMixin):
         return f"<KeptArray of shape {self.shape} at parties; np.asarray collects it>"
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> NDArray[Any]:
-        """Its numbers; one trip."""
         if copy is False:
             raise ValueError("its numbers are at parties, and a copy of them is needed")
         return self.keeper.collect(self.slot, self.columns).reshape(self.shape).astype(dtype or self.dtype)

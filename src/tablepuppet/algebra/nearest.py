@@ -50,7 +50,7 @@ class Nearest:
 
 def _scores(block: Block, outputs: Mapping[str, Floats], width: int) -> Floats:
     """The columns at the rows of a block, (rows, width)."""
-    total: Floats = np.zeros((len(block), width), np.float32)
+    total: Floats = np.zeros((block.rows, width), np.float32)
     for place, (alias, values) in enumerate(outputs.items()):
         total = block.taken(alias, values) if not place else total + block.taken(alias, values)
     return total
@@ -58,7 +58,7 @@ def _scores(block: Block, outputs: Mapping[str, Floats], width: int) -> Floats:
 
 def _largest(block: Block, outputs: Mapping[str, Floats], width: int) -> NDArray[np.integer[Any]]:
     columns = np.ascontiguousarray(_scores(block, outputs, width).T)  # (k, rows): a column at a time is quick
-    largest, found = columns.max(axis=0), np.zeros(len(block), np.min_scalar_type(width))
+    largest, found = columns.max(axis=0), np.zeros(block.rows, np.min_scalar_type(width))
     for place, column in enumerate(columns):  # the first of several counts from the end
         np.maximum(found, (column == largest) * found.dtype.type(width - place), out=found)
     np.subtract(width, found, out=found, casting="unsafe")
@@ -67,5 +67,5 @@ def _largest(block: Block, outputs: Mapping[str, Floats], width: int) -> NDArray
 
 def _sum_of_labels(block: Block, outputs: Mapping[str, Floats], width: int) -> float:
     scores = _scores(block, outputs, width)
-    found = scores.ravel().take(block.labels + width * np.arange(len(block)))
+    found = scores.ravel().take(block.labels + width * np.arange(block.rows))
     return float(found.sum(dtype=np.float64) if block.weights is None else found @ block.weights)

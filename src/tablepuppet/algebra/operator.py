@@ -1,4 +1,8 @@
-"""A matrix that is known by its products, in the form that SciPy's solvers and `@` take."""
+"""A matrix that is known by its products, in the form that SciPy's solvers and `@` take.
+
+What NumPy's arrays have and such a matrix has not, since cells stay at parties, is an error that says what to write
+instead.
+"""
 
 from __future__ import annotations
 
@@ -8,10 +12,62 @@ import numpy as np
 from numpy.typing import ArrayLike
 from scipy.sparse.linalg import LinearOperator
 
-from tablepuppet.algebra.instead import NoArrayError
 from tablepuppet.algebra.kept import KeptArray
 from tablepuppet.arrays import Array
 from tablepuppet.errors import LearnError
+
+KEYWORDS = {"where": True, "out": None, "casting": "same_kind", "order": "K", "subok": True, "dtype": None}
+NEED_CELLS = frozenset(
+    {name for name in dir(np.ndarray) if not name.startswith("_")} | {"toarray", "todense", "to_numpy"}
+)
+CELLS = "X @ np.eye(X.shape[1])"
+"""All cells as an array of NumPy's, where parties send them."""
+INSTEAD = {
+    **dict.fromkeys(
+        ("median", "quantile", "percentile", "nanmedian"),
+        "needs cells in order, which are not here: write rel.quantile(0.5), or another share, in the units of the "
+        f"data; or take it of {CELLS}, all cells",
+    ),
+    **dict.fromkeys(
+        ("unique", "sort", "argsort", "bincount"),
+        f"needs the cells, which are not here: take it of {CELLS}, all cells; rel.quantile has numbers in order",
+    ),
+    "cov": "is not built: write D = X - X.mean(axis=0), then D.T @ D / (len(X) - 1); rel.covariance() is that of the "
+    "selected numbers",
+    "corrcoef": "is not built: write tp.linalg.cor(X), for its columns",
+    "svd": "needs all cells, which are not here: write scipy.sparse.linalg.svds(X, k=...)",
+    "svdvals": "needs all cells, which are not here: write np.sqrt(np.linalg.svdvals(X.T @ X))",
+    "matrix_rank": "needs all cells, which are not here: write np.linalg.matrix_rank(X.T @ X)",
+    "pinv": "needs all cells, which are not here: write np.linalg.pinv(X.T @ X) @ (X.T @ y) for its product with y",
+    "qr": "needs all cells, which are not here: write np.linalg.cholesky(X.T @ X).T for R, whose signs may differ",
+    "lstsq": "needs all cells, which are not here: write scipy.sparse.linalg.lsqr(X, y)[0]; tp.linalg.lm(X, y) has an "
+    "intercept too",
+    "histogram": "is not built: write rel.histogram(column), whose edges are in the units of the data",
+}
+
+
+class NoArrayError(LearnError, AttributeError):
+    """NumPy's arrays have this, but it needs cells; an AttributeError, so that `hasattr` is false."""
+
+
+def check_settings(name: str, settings: dict[str, Any]) -> None:
+    """LearnError for settings of a NumPy function other than those that X takes."""
+    strange = set()
+    for key, value in settings.items():
+        is_default = value is KEYWORDS.get(key, np._NoValue) or value is np._NoValue
+        if key not in ("axis", "keepdims") and not (is_default or (key == "where" and value is True)):
+            strange.add(key)
+    if strange == {"out"}:
+        raise LearnError(f"X is not changed in place: write X = np.{name}(...), or X = X * 2 for X *= 2")
+    if strange:
+        raise LearnError(f"np.{name} of X takes no {', '.join(sorted(strange))}")
+
+
+def refuse(what: str, instead: str) -> NoReturn:
+    """LearnError for what cannot be computed without the cells."""
+    raise LearnError(
+        f"{what} would need something as long as the joined rows at a party, or all cells here; write {instead}"
+    )
 
 
 class ProductOperator(LinearOperator):  # type: ignore[misc] # SciPy has no types
@@ -27,27 +83,21 @@ class ProductOperator(LinearOperator):  # type: ignore[misc] # SciPy has no type
         super().__init__(np.dtype(np.float64), shape)
 
     def times(self, directions: ArrayLike) -> Array:
-        """A V."""
         raise NotImplementedError
 
     def transposed_times(self, values: ArrayLike) -> Array:
-        """A^T U."""
         raise NotImplementedError
 
     def matvec(self, x: ArrayLike) -> Array:
-        """A x."""
         return self.times(x)
 
     def matmat(self, X: ArrayLike) -> Array:
-        """A X."""
         return self.times(X)
 
     def rmatvec(self, x: ArrayLike) -> Array:
-        """A^T x."""
         return self.transposed_times(x)
 
     def rmatmat(self, X: ArrayLike) -> Array:
-        """A^T X."""
         return self.transposed_times(X)
 
     _matvec, _matmat, _rmatvec, _rmatmat = matvec, matmat, rmatvec, rmatmat  # as operators made of others call them
@@ -64,13 +114,13 @@ class ProductOperator(LinearOperator):  # type: ignore[misc] # SciPy has no type
         return _refuse_number("other @ A") if np.isscalar(other) else self.T.dot(np.transpose(other)).T
 
     def __mul__(self, other: Any) -> Any:
-        return super().__mul__(other) if np.isscalar(other) else _refuse("*")
+        return super().__mul__(other) if np.isscalar(other) else _refuse_elementwise("*")
 
     def __rmul__(self, other: Any) -> Any:
-        return super().__rmul__(other) if np.isscalar(other) else _refuse("*")
+        return super().__rmul__(other) if np.isscalar(other) else _refuse_elementwise("*")
 
     def __pow__(self, other: Any) -> Any:
-        _refuse("**")
+        _refuse_elementwise("**")
 
     def __array_ufunc__(self, ufunc: Any, method: str, *inputs: Any, **settings: Any) -> Any:
         """np.matmul, and np.multiply with a number; other functions are a LearnError."""
@@ -93,11 +143,9 @@ class Transposed(ProductOperator):
         self._operator = operator
 
     def times(self, directions: ArrayLike) -> Array:
-        """A^T V."""
         return self._operator.transposed_times(directions)
 
     def transposed_times(self, values: ArrayLike) -> Array:
-        """A U."""
         return self._operator.times(values)
 
     def _transpose(self) -> ProductOperator:
@@ -143,12 +191,10 @@ class RowScaled(ProductOperator):
         self.operator, self.weights = operator, weights
 
     def times(self, directions: ArrayLike) -> Array:
-        """diag(weights) A V."""
         found = self.operator.times(directions)
         return np.asarray(found * (self.weights if found.ndim == 1 else self.weights[:, None]))
 
     def transposed_times(self, values: ArrayLike) -> Array:
-        """A^T diag(weights) U."""
         given = np.asarray(values, np.float64)
         if len(given) != self.shape[0]:
             return self.operator.transposed_times(given)  # which says what does not fit
@@ -168,7 +214,7 @@ def _refuse_number(product: str) -> Any:
     raise LearnError(f"{product}: other is a vector or several, not a number or a text; A * number scales")
 
 
-def _refuse(sign: str) -> Any:
+def _refuse_elementwise(sign: str) -> Any:
     raise LearnError(
         f"A {sign} other would be elementwise, which an operator of products has not; write A @ other for the product, "
         "(X * row).T for a transposed array"

@@ -37,9 +37,8 @@ from numpy.typing import NDArray
 from tablepuppet.algebra.kept_ops import Places, check_weighed, flat, released
 from tablepuppet.arrays import Array, lossless
 from tablepuppet.errors import PartyError
-from tablepuppet.party.added_noise import GramNoise
 from tablepuppet.party.allowance import check_memory, check_reply, check_time
-from tablepuppet.party.arguments import List, Means, Name, Positive, Some, Within
+from tablepuppet.party.arguments import GramNoise, List, Means, Name, Positive, Some, Within
 from tablepuppet.party.groups import Grouped
 from tablepuppet.party.local_table import LocalTable
 from tablepuppet.party.ops import Values, op
@@ -222,7 +221,6 @@ class NumberOrPlace(Numbers):
     """Of each row a number; or if ``arg`` was asked for, its place among the columns."""
 
     def check(self, value: Any, asked: Asked, reply: Mapping[str, Any]) -> None:
-        """Raise `Wrong` or `NotFinite` unless it is such an array."""
         if asked.arguments.get("arg"):
             Numbers(self.lengths, "u", places_in="places").check(value, asked, reply)
         else:

@@ -12,7 +12,7 @@ Costs are seconds: one latency per trip plus bytes over bandwidth, as measured o
 in this process costs nothing, so that it is never collected. What a policy forbids, by what the catalog publishes, is
 not considered; if nothing is left, the error comes before anything is asked.
 
-`to_collect` decides, and does nothing else; `Placement` does what was decided; `explain.py` shows it.
+`to_collect` decides, and does nothing else; `Placement` does what was decided; `explain_array` shows it.
 """
 
 from __future__ import annotations
@@ -25,12 +25,14 @@ from typing import Any, Literal, get_args
 import numpy as np
 from numpy.typing import NDArray
 
-from tablepuppet.algebra.costs import LineSpeed, Meter, PricedStep, Run, TableSize
+from tablepuppet.algebra.costs import ByTables, LineSpeed, Meter, PricedStep, Run, TableSize
 from tablepuppet.errors import LearnError, PartyError, PrivacyError, TablePuppetError
 from tablepuppet.operators.client import Client, Pending, Replies
 from tablepuppet.operators.lou import LearningOverUnion
 from tablepuppet.prep.encode.encode import Encoding
 from tablepuppet.prep.encode.encoded_table import EncodedTable
+from tablepuppet.runs.figures import shown
+from tablepuppet.runs.table_view import Align, ShownAsTable, TableView
 from tablepuppet.sql.catalog import Shard
 from tablepuppet.sql.expression import columns_of
 
@@ -155,18 +157,18 @@ class Placement:
     def rules(self, alias: str) -> TableRules:
         """What policies, and rosters of secure sums, say of a table."""
         if alias not in self._published:
-            self._published[alias] = self._published_rules(alias)
+            shards = self._shards(alias)
+            self._published[alias] = TableRules(
+                self.client.plan.tables[alias].name,
+                any(shard.secure_sum for shard in shards),
+                next((shard for shard in shards if not shard.matrix), None),
+                self._forbids_values(alias),
+            )
         found = self._published[alias]
         if found.is_secured or alias not in self.client.secured.parties:
             return found
         instead = "or a relation of its own, fed.sql(...).matrix(), without secure_sum"
         return replace(found, is_secured=True, forbids_values=Forbidden(f"table {found.name!r}", "secure_sum", instead))
-
-    def _published_rules(self, alias: str) -> TableRules:
-        shards = self._shards(alias)
-        products = next((shard for shard in shards if not shard.matrix), None)
-        is_secured = any(shard.secure_sum for shard in shards)
-        return TableRules(self.client.plan.tables[alias].name, is_secured, products, self._forbids_values(alias))
 
     def _forbids_values(self, alias: str) -> Forbidden | None:
         for shard in self._shards(alias):
@@ -286,3 +288,77 @@ def _check_cells(
     """PartyError unless cells are as wide as the encoding, and codes those of its categories."""
     if numbers.shape[1] != width or codes.shape[1] != len(sizes) or (codes >= sizes).any():
         raise PartyError(f"party {party!r}, table {alias!r}: its cells are not those of the encoding")
+
+
+@dataclass(frozen=True)
+class StepCost:
+    """One kind of step: where it would run now, its trips and bytes, and what steps of this kind have cost."""
+
+    step: str
+    where: str
+    trips: int
+    bytes: int
+    runs: int
+    measured_trips: int
+    measured_bytes: int
+    seconds: float
+
+
+class StepCosts(ShownAsTable):
+    """A line for each kind of step; ``steps`` has them by name."""
+
+    def __init__(self, plan: str, steps: list[StepCost]):
+        self.plan, self.steps = plan, {each.step: each for each in steps}
+
+    def table_view(self) -> TableView:
+        sides: dict[str, Align] = {
+            "step": "left", "where": "left", "trips": "right", "bytes": "right", "runs so far": "right",
+            "their trips": "right", "their bytes": "right", "seconds": "right",
+        }  # fmt: skip
+        rows = [
+            [
+                each.step, each.where, shown(each.trips), shown(each.bytes), shown(each.runs),
+                shown(each.measured_trips), shown(each.measured_bytes), f"{each.seconds:.3f}",
+            ]
+            for each in self.steps.values()
+        ]  # fmt: skip
+        return TableView(f"Steps by plan {self.plan!r}", sides, rows)
+
+
+def explain_array(placement: Placement, products: ByTables, vectors: int, kept: Sequence[PricedStep] = ()) -> StepCosts:
+    """The steps that can be asked of a matrix, for a number of vectors; ``kept`` are those on vectors at parties."""
+    many = dict.fromkeys(products.tables, vectors)
+    steps = [
+        PricedStep.times(many, products), PricedStep.transposed(many, products), PricedStep.statistic("sums", products),
+        PricedStep.statistic("squares", products), PricedStep.gram(products, weighted=False),
+        PricedStep.gram(products, weighted=True), PricedStep.extremes(products),
+        PricedStep.extremes(products, with_places=True),
+    ]  # fmt: skip
+    steps = [each for each in steps if each.step not in {other.step for other in kept}] + list(kept)
+    if products.tables:
+        steps.append(placement.collecting(products.tables))
+    return StepCosts(placement.plan, [_cost(placement, each) for each in steps])
+
+
+def _cost(placement: Placement, asked: PricedStep) -> StepCost:
+    """What a step would cost now."""
+    there = [alias for alias in asked.up if alias not in placement.collected]
+    first = sorted(there)
+    trips, size, where = asked.trips if there else 0, 0, "here"
+    if there:
+        where = "at parties" if asked.trips else "kept at parties"
+        size = asked.size(there, placement.sizes)
+    try:
+        collected = placement.would_collect(asked)
+    except PrivacyError as error:
+        collected, where, trips, size = [], f"nowhere: policy rule {error.rule}", 0, 0
+    if collected:
+        rest = [alias for alias in there if alias not in collected]
+        cells = placement.collecting(collected)
+        trips = 1 + (asked.trips if rest else 0)
+        size = cells.size(collected, placement.sizes) + asked.size(rest, placement.sizes)
+        where = "here, after cells are collected" if not rest else f"here: {', '.join(collected)}; else at parties"
+    elif there and len(there) < len(asked.up):
+        where = f"at parties: {', '.join(first)}; else here"
+    done = placement.meter.measured(asked.step)
+    return StepCost(asked.step, where, trips, size, done.runs, done.trips, done.bytes, done.seconds)

@@ -52,7 +52,6 @@ class Result:
         self._found, self._is_flat = np.empty(0), is_flat
 
     def read(self) -> Array:
-        """The array."""
         if self._finish is not None:
             found = self._finish()
             self._found = found[:, 0] if self._is_flat else found
@@ -130,7 +129,6 @@ class TableProducts:
         return self._squares.get(alias, 1.0)
 
     def width(self, alias: str) -> int:
-        """Columns of a table."""
         block = self.blocks[alias]
         return int(block.stop - block.start)
 

@@ -54,10 +54,6 @@ class Recipe:
         assert self.function is not None, "columns without a function are centred by their encoders"
         return Recipe(self.places, self.function.less(constants), self.scale, self.shift + self.scale * constants)
 
-    def line_ends(self) -> Array:
-        """What a category column has where it is 0, and where it is 1, (2, k)."""
-        return np.stack([self.shift, self.shift + self.scale])
-
     def __eq__(self, other: object) -> bool:
         return (
             isinstance(other, Recipe)
@@ -149,7 +145,8 @@ def composed(name: str, terms: Sequence[Term], places: NDArray[np.intp], numbers
         )
     width = len(places)
     function = Function(tuple(steps), np.array(constants).reshape(len(constants), width))
-    ends = [each.line_ends() if isinstance(each, Recipe) else each for each in terms]
+    # A category column is shift where it is 0, and shift + scale where it is 1, (2, k).
+    ends = [np.stack([each.shift, each.shift + each.scale]) if isinstance(each, Recipe) else each for each in terms]
     with np.errstate(all="ignore"):
         found = OF_ONE[name](*ends) if name in OF_ONE else OF_TWO[name](*ends)
         found = np.broadcast_to(np.asarray(found, np.float64), (2, width))

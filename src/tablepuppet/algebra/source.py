@@ -40,7 +40,6 @@ class DerivedTable:
 
     @property
     def width(self) -> int:
-        """Columns."""
         return len(self.places) + sum(self.sizes)
 
     def arguments(self) -> dict[str, Any]:

@@ -72,6 +72,6 @@ def _notes(error: BaseException | None) -> list[str]:
 
 
 def _say(text: str) -> None:
-    from tablepuppet.cli.complaint import complain  # loaded by the command, unless it was stopped while it loaded
+    from tablepuppet.cli.app import complain  # loaded by the command, unless it was stopped while it loaded
 
     complain(text, "red")

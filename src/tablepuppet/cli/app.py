@@ -9,6 +9,8 @@ from typing import Any
 import typer
 from typer.core import TyperCommand, TyperGroup
 
+from tablepuppet.errors import without_controls
+
 LOOK = "Analysts: look at data"
 LEARN = "Analysts: train and predict"
 OPERATE = "Operators of parties"
@@ -49,3 +51,14 @@ class App(typer.Typer):
             return super(App, self).command(name, cls=_Command, help=text, **settings)(function)
 
         return add
+
+
+def complain(text: str, style: str) -> None:
+    """Print a warning or an error on standard error: on a terminal in lines that fit, elsewhere as it is."""
+    from rich.console import Console
+
+    from tablepuppet.runs.fitted_text import fitted
+
+    console, text = Console(stderr=True, highlight=False), without_controls(text)
+    text = fitted(text, console.width) if console.is_terminal else text
+    console.print(text, style=style, markup=False, soft_wrap=True)

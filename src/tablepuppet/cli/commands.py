@@ -392,3 +392,35 @@ def _summary(relation: Relation) -> dict[str, Any]:
         "mapping_bytes": relation.joined_rows.nbytes,
         "tables": tables,
     }
+
+
+@app.command(rich_help_panel=LOOK)
+def monitor(
+    what: Annotated[
+        list[Path] | None,
+        typer.Argument(
+            help="A federation file, and run folders or folders with runs; the working directory if there are none.",
+            show_default=False,
+        ),
+    ] = None,
+    port: Annotated[int, typer.Option(help="Where to listen on this machine; 0 takes a free port.")] = 0,
+    no_open: Annotated[bool, typer.Option("--no-open", help="Do not open a browser.")] = False,
+) -> None:
+    """Show runs as they go, and those that have ended, as pages for a browser; prints one line, their address.
+
+    Needs the extra `monitor`. The address holds a token, and works on this machine only.
+    """
+    from tablepuppet.monitor.analyst import analyst_app
+    from tablepuppet.monitor.door import serve
+
+    given = what or []
+    for path in given:
+        if not path.exists():
+            raise ConfigError(
+                f"{str(path)!r} does not exist: name a federation file, a run folder or a folder with runs"
+            )
+    files = [path for path in given if path.is_file()]
+    if len(files) > 1:
+        raise ConfigError("name one federation file, and run folders")
+    folders = [path for path in given if path.is_dir()] or [path.parent for path in files] or [Path()]
+    serve(analyst_app(folders, files[0] if files else None), port, open_browser=not no_open, what="monitor")

@@ -54,7 +54,7 @@ def new(
     path: Annotated[Path, typer.Argument(help="The file to make; it must not exist.")], as_json: JsonOption = False
 ) -> None:
     """Make a blinding key: every party gets this file, the analyst does not."""
-    from tablepuppet.party.blinding_key import new_blinding_key
+    from tablepuppet.party.blind import new_blinding_key
 
     new_blinding_key(path)
     print_json({"key": str(path)}) if as_json else typer.echo(f"blinding key: {path}")

@@ -10,8 +10,7 @@ from typing import Annotated
 
 import typer
 
-from tablepuppet.cli.app import App
-from tablepuppet.cli.complaint import complain
+from tablepuppet.cli.app import App, complain
 from tablepuppet.cli.output import JsonOption, ParamOption, param_values, print_json, print_text, results_console
 from tablepuppet.cli.party_report import (
     counted,

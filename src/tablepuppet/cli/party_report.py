@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from tablepuppet.cli.complaint import complain
+from tablepuppet.cli.app import complain
 from tablepuppet.cli.output import print_json, print_text, results_console
 from tablepuppet.errors import QueryError, plain_text
 from tablepuppet.runs.figures import number
@@ -195,8 +195,7 @@ def print_difference(file: Path, as_json: bool) -> None:
     """Print what a party file says otherwise than the party that is being served."""
     import msgspec
 
-    from tablepuppet.party.config import PartyFile
-    from tablepuppet.party.difference import differences, plain_settings
+    from tablepuppet.party.config import PartyFile, differences, plain_settings
     from tablepuppet.wire.control import served_settings
     from tablepuppet.wire.reload import AT_ONCE
 
@@ -239,8 +238,8 @@ def print_jobs(found: Sequence[Listed], as_json: bool) -> None:
 
 def print_columns(screen: Console, title: str, sides: dict[str, Align], rows: Sequence[Sequence[str]]) -> None:
     """Print a table whose columns are aligned to sides."""
+    from tablepuppet.runs.fitted_text import WideTable
     from tablepuppet.runs.table_view import TableView
-    from tablepuppet.runs.wide_table import WideTable
 
     screen.print(WideTable(TableView(title, sides, rows).rich()))
 

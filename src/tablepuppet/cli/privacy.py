@@ -10,11 +10,10 @@ from typing import Annotated, Any
 
 import typer
 
-from tablepuppet.cli.app import App
-from tablepuppet.cli.complaint import complain
+from tablepuppet.cli.app import App, complain
 from tablepuppet.cli.output import JsonOption, print_json, results_console
 from tablepuppet.errors import LearnError
-from tablepuppet.runs.wide_table import WideTable
+from tablepuppet.runs.fitted_text import WideTable
 
 EpsilonOption = Annotated[
     float | None, typer.Option(help="Add noise, and promise this epsilon for the features of a row.")

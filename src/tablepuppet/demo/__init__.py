@@ -31,8 +31,8 @@ from tablepuppet.prep.explore.describe import Description
 from tablepuppet.relation import Relation
 from tablepuppet.runs.events import Events
 from tablepuppet.runs.figures import metric, metric_name
+from tablepuppet.runs.fitted_text import WideTable
 from tablepuppet.runs.table_view import TableView, aligned
-from tablepuppet.runs.wide_table import WideTable
 from tablepuppet.sql.catalog import Catalog
 from tablepuppet.sql.quiet_duckdb import connect
 from tablepuppet.store.files import write_output_file

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from tablepuppet.errors import PartyError
 from tablepuppet.federation import Federation, Tls
-from tablepuppet.party.blinding_key import new_blinding_key
+from tablepuppet.party.blind import new_blinding_key
 from tablepuppet.privacy.certificates import issue, new_authority
 from tablepuppet.runs.events import Events, Reader
 

@@ -55,57 +55,59 @@ class GroupedSums:
     sums: Array  # (pairs, columns)
 
 
-class Block:
-    """Some joined rows that follow each other, with their part of every column."""
+class Stored(dict[Column, NDArray[Any]]):
+    """A block's part of every column as it is stored: the last axis is that of rows. A view is made once."""
 
-    __slots__ = ("_columns", "_mapping", "part")
+    def __init__(self, columns: Mapping[str, NDArray[Any]], part: slice):
+        super().__init__()
+        self._columns, self._part = columns, part
+
+    def __missing__(self, column: Column) -> NDArray[Any]:
+        if isinstance(column, str):
+            found = self._columns[column][..., self._part]
+        else:
+            found = self._columns[column[0]][column[1], ..., self._part]
+        self[column] = found
+        return found
+
+
+class Block(dict[Column, NDArray[Any]]):
+    """Some joined rows that follow each other, with their part of every column.
+
+    ``block[column]`` has the shape of scores: (rows,) for one output, (rows, outputs) for several. ``stored[column]``
+    is as it is stored. ``weights`` say how many joined rows each row represents (None: one), ``joined`` their sum.
+    """
 
     def __init__(self, mapping: TableMapping, columns: Mapping[str, NDArray[Any]], part: slice):
-        self._mapping, self._columns, self.part = mapping, columns, part
+        super().__init__()
+        self.part, self.rows, self.stored = part, int(part.stop - part.start), Stored(columns, part)
+        weights = columns.get(WEIGHTS)
+        self.weights: Array | None = None if weights is None else weights[part]
+        self.joined = float(self.rows if self.weights is None else self.weights.sum())
+        self._tables = mapping.tables
 
-    def __len__(self) -> int:
-        return int(self.part.stop - self.part.start)
-
-    def __getitem__(self, column: Column) -> NDArray[Any]:
-        """A column in the shape of scores: (rows,) for one output, (rows, outputs) for several."""
-        values: NDArray[Any] = self.stored(column)
+    def __missing__(self, column: Column) -> NDArray[Any]:
+        values = self.stored[column]
         if values.ndim == 2:
-            return values[0] if len(values) == 1 else values.T
+            values = values[0] if len(values) == 1 else values.T
+        self[column] = values
         return values
 
-    def stored(self, column: Column) -> NDArray[Any]:
-        """A column as it is stored: the last axis is that of rows."""
-        if isinstance(column, str):
-            return self._columns[column][..., self.part]
-        name, slot = column
-        return self._columns[name][slot, ..., self.part]
+    @cached_property
+    def labels(self) -> NDArray[Any]:
+        """The labels of these rows."""
+        return self.stored[LABELS]
 
     def gathered(self, alias: str, values: Array) -> Array:
         """Values of a table's base rows, (outputs, base rows), as values of these rows: (outputs, rows)."""
-        table = self._mapping.tables[alias]
+        table = self._tables[alias]
         # mode="clip" skips the bounds check
         return values[:, self.part] if table.is_identity else values.take(table.index[self.part], 1, mode="clip")
 
     def taken(self, alias: str, values: NDArray[Any]) -> NDArray[Any]:
         """Values of a table's base rows, (base rows, width), at these rows: (rows, width)."""
-        table = self._mapping.tables[alias]
+        table = self._tables[alias]
         return values[self.part] if table.is_identity else values.take(table.index[self.part], 0, mode="clip")
-
-    @property
-    def labels(self) -> NDArray[Any]:
-        """The labels of these rows."""
-        return self._columns[LABELS][self.part]
-
-    @property
-    def weights(self) -> Array | None:
-        """How many joined rows each row represents; None: one."""
-        found = self._columns.get(WEIGHTS)
-        return None if found is None else found[self.part]
-
-    @property
-    def joined(self) -> float:
-        """How many joined rows these rows represent."""
-        return float(len(self)) if self.weights is None else float(self.weights.sum())
 
 
 class JoinedRows:
@@ -163,7 +165,8 @@ class JoinedRows:
         weights = self._columns.get(WEIGHTS)
         if weights is not None:
             return self.mapping.scatter_sum(alias, weights)
-        return None if self.mapping.tables[alias].is_identity else self.mapping.counts(alias)
+        table = self.mapping.tables[alias]
+        return None if table.is_identity else table.counts
 
     # Columns.
 
@@ -172,25 +175,29 @@ class JoinedRows:
 
         Values are not set.
         """
-        wanted = (*(shape or (self.outputs,)), len(self))
+        wanted = (*(shape or (self.outputs,)), self.mapping.joined_rows)
         known = self._columns.get(name)
         if known is None or known.shape != wanted or known.dtype != dtype:
             self._columns[name] = np.empty(wanted, dtype)
+            self._forget_blocks()
 
     def drop(self, *names: str) -> None:
         """Give the memory of columns back: of these, or of all, also of the same rows with other labels."""
         for name in names or list(self._columns):
             self._columns.pop(name, None)
+        self._forget_blocks()
         for rows in [] if names else self._relabelled:
             rows.drop()
 
     def set_scores(self, scores: Array) -> None:
         """Set the scores of all rows, without a copy."""
         self._columns[SCORES] = scores[None] if scores.ndim == 1 else scores.T
+        self._forget_blocks()
 
     def hand_over(self, name: str) -> Array:
         """Return a whole column of scores as a result, and drop it here."""
         values = self._columns.pop(name)
+        self._forget_blocks()
         return values[0] if len(values) == 1 else values.T
 
     def sums_at(
@@ -201,7 +208,7 @@ class JoinedRows:
         **named: Arguments.kwargs,
     ) -> Array:
         """What ``work`` makes of a block, in the shape of scores, summed at the base rows of a table (Eq. 10)."""
-        values = work(self._whole(), *given, **named)
+        values = work(self._whole, *given, **named)
         sums = self.mapping.scatter_sum(alias, values)
         return sums.copy(order="K") if sums is values else sums  # the column will change
 
@@ -236,6 +243,8 @@ class JoinedRows:
         self, work: Callable[Concatenate[Block, Arguments], Found], *given: Arguments.args, **named: Arguments.kwargs
     ) -> list[Found]:
         """The results of ``work`` for each block, in order."""
+        if len(self._blocks) == 1:
+            return [work(self._blocks[0], *given, **named)]
         return self.some(1, work, *given, **named)
 
     def some(
@@ -263,10 +272,16 @@ class JoinedRows:
         self, work: Callable[Concatenate[Block, Arguments], Found], *given: Arguments.args, **named: Arguments.kwargs
     ) -> Found:
         """The result of ``work`` for all rows as one block: where it needs all of them, such as ranks of scores."""
-        return work(self._whole(), *given, **named)
+        return work(self._whole, *given, **named)
 
+    @cached_property
     def _whole(self) -> Block:
         return Block(self.mapping, self._columns, slice(0, len(self)))
+
+    def _forget_blocks(self) -> None:
+        """Columns are others now: blocks look them up again."""
+        self.__dict__.pop("_blocks", None)
+        self.__dict__.pop("_whole", None)
 
     def total(
         self, work: Callable[Concatenate[Block, Arguments], Any], *given: Arguments.args, **named: Arguments.kwargs
@@ -326,8 +341,8 @@ class JoinedRows:
 
         ``groups`` is a column of numbers below ``size``; a row with a negative one is in no group.
         """
-        table, numbers = self.mapping.tables[alias], self._whole().stored(groups)
-        values = [self._whole().stored(column) for column in columns]
+        table, numbers = self.mapping.tables[alias], self._whole().stored[groups]
+        values = [self._whole().stored[column] for column in columns]
         chosen = np.flatnonzero(numbers >= 0)
         inside = numbers[chosen]
         if table.is_identity:

@@ -30,7 +30,7 @@ class ShardRows:
     row_ids: NDArray[np.int32]
     start: int
 
-    @property
+    @cached_property
     def slice(self) -> slice:
         """Where the shard's rows stand in an array over the table's rows."""
         return slice(self.start, self.start + len(self.row_ids))
@@ -76,7 +76,7 @@ class MappedTable:
     index: Places  # (joined_rows,): place among the rows that take part
     shards: tuple[ShardRows, ...]
 
-    @property
+    @cached_property
     def rows(self) -> int:
         """Base rows that take part, over all shards."""
         return sum(len(shard.row_ids) for shard in self.shards)
@@ -96,7 +96,7 @@ class MappedTable:
         """The number of the shard that each joined row comes from."""
         return np.searchsorted([shard.slice.stop for shard in self.shards], self.index, side="right")
 
-    @property
+    @cached_property
     def parts(self) -> list[slice]:
         """Joined rows in parts that are long beside the base rows, so that sums of parts are few to add up."""
         return pieces(len(self.index), size=max(SCATTER_CHUNK, 4 * self.rows))
@@ -174,6 +174,8 @@ def _sums_of_parts(table: MappedTable, columns: list[Floats]) -> list[NDArray[np
         index = table.index[part].astype(np.intp)
         return [np.bincount(index, column[part], minlength=table.rows) for column in columns]
 
+    if len(table.parts) == 1:
+        return add_up(table.parts[0])
     sums = [np.zeros(table.rows) for _ in columns]
     for found in on_all_cores(add_up, table.parts):
         for total, added in zip(sums, found, strict=True):

@@ -8,9 +8,10 @@ sums are asked for as masked words.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property, partial
+from operator import attrgetter
 from typing import Any, Protocol
 
 import numpy as np
@@ -20,10 +21,9 @@ from tablepuppet.arrays import mark
 from tablepuppet.errors import PrivacyError
 from tablepuppet.mapping.joined_rows import JoinedRows
 from tablepuppet.mapping.table_mapping import ShardRows, TableRows
-from tablepuppet.party.ops import SECURE, find_op
-from tablepuppet.party.reply_check import check_reply, masked
+from tablepuppet.party.ops import REGISTRY, SECURE, Op, find_op
 from tablepuppet.party.request import Step
-from tablepuppet.party.returns import Asked
+from tablepuppet.party.returns import Asked, check_reply, masked
 from tablepuppet.privacy.secure_sum import scale_bits
 from tablepuppet.sql.plan import Plan
 from tablepuppet.wire.engine import Engine
@@ -43,10 +43,8 @@ class SecureTables:
     parties: dict[str, tuple[str, ...]] = field(default_factory=dict)  # by alias
     _asked: Counter[str] = field(default_factory=Counter)
 
-    def wanted(self, alias: str, parties: tuple[str, ...], bounds: Bounds | None) -> dict[str, Any]:
-        """What shards must be sent to mask their next sums; nothing if the table has no roster."""
-        if bounds is None or alias not in self.parties:
-            return {}
+    def wanted(self, alias: str, parties: tuple[str, ...], bounds: Bounds) -> dict[str, Any]:
+        """What shards of a table with a roster must be sent to mask their next sums."""
         self.check(alias, parties)
         self._asked[alias] += 1
         bits = {name: scale_bits(bound, len(parties)) for name, bound in bounds(alias).items()}
@@ -74,19 +72,27 @@ class TableSpec(Protocol):
         ...
 
 
+@dataclass(frozen=True)
 class Pending:
     """Replies that shards have been asked for. Only `read` makes a trip."""
 
-    def __init__(self, answers: Mapping[str, list[Answer]]):
-        self._answers = answers
+    answers: Mapping[str, list[Answer]]
 
     def read(self) -> Replies:
         """The replies, by alias. If they have not arrived, one trip sends all queued steps, also those of others."""
-        return {alias: [answer.read() for answer in answers] for alias, answers in self._answers.items()}
+        found: Replies = {}
+        for alias, answers in self.answers.items():
+            replies = found[alias] = []
+            for answer in answers:
+                replies.append(answer.read() if answer.values is None else answer.values)
+        return found
 
     def missed(self, alias: str) -> list[bool]:
         """For each reply that was read, whether it is a substitute because the party is lost."""
-        return [answer.missed for answer in self._answers[alias]]
+        return list(map(_IS_MISSED, self.answers[alias]))
+
+
+_IS_MISSED = attrgetter("missed")
 
 
 @dataclass
@@ -107,10 +113,14 @@ class Client:
         default_factory=dict, init=False
     )  # by name and alias: the encoding, and what the table's model is
     tables: Mapping[str, TableRows] = field(init=False)  # the rows of each table that take part
+    _shards: Mapping[str, list[ShardRows]] = field(init=False)  # with at least one of these rows
     _announced: bool = field(default=False, init=False)
 
     def __post_init__(self) -> None:
         self.tables = self.rows.tables
+        self._shards = {
+            alias: [shard for shard in table.shards if len(shard.row_ids)] for alias, table in self.tables.items()
+        }
 
     @property
     def session(self) -> str:
@@ -123,7 +133,7 @@ class Client:
 
     def shards(self, alias: str) -> list[ShardRows]:
         """The shards of a table with at least one row in the relation."""
-        return [shard for shard in self.tables[alias].shards if len(shard.row_ids)]
+        return self._shards[alias]
 
     def owners(self, alias: str) -> str:
         """The parties that own a table's rows in the relation, as the end of an error: "(party 'store')"."""
@@ -136,33 +146,45 @@ class Client:
         arguments: Callable[[str, ShardRows], Mapping[str, Any] | None],
         instead: Callable[[str, ShardRows], Mapping[str, Any]] | None = None,
         bounds: Bounds | None = None,
+        only: Collection[str] | None = None,
     ) -> Pending:
         """Run ``op`` at every shard; ``arguments`` returns the arguments for one shard, or None to leave it out.
 
         ``instead`` returns the substitute for the reply of a shard whose party is lost. ``bounds`` are for an op
-        whose replies are only added up: where a table's shards have a roster, they mask them.
+        whose replies are only added up: where a table's shards have a roster, they mask them. ``only`` these tables
+        are asked.
         """
         if not self._announced:
             self._announced = True
             self.ask("rows.use", self._rows)
-        answers: dict[str, list[Answer]] = {alias: [] for alias in self.tables}
-        for alias in self.tables:
-            asked = [(shard, given) for shard in self.shards(alias) if (given := arguments(alias, shard)) is not None]
-            masked = self.secured.wanted(alias, tuple(shard.party for shard, _ in asked), bounds) if asked else {}
+        answers: dict[str, list[Answer]] = {}
+        for alias, shards in self._shards.items():
+            answers[alias] = queued = []
+            if only is not None and alias not in only:
+                continue
+            asked = []
+            for shard in shards:
+                given = arguments(alias, shard)
+                if given is not None:
+                    asked.append((shard, given))
+            if not asked:
+                continue
+            found, masked = REGISTRY.get(op) or find_op(op), dict[str, Any]()
+            if bounds is not None and alias in self.secured.parties:
+                masked = self.secured.wanted(alias, tuple(shard.party for shard, _ in asked), bounds)
             for shard, given in asked:
                 step = Step(op, alias, {"view": self.view, **given, **masked})
                 stand_in = None if instead is None else partial(instead, alias, shard)
-                check = self._check(step, shard)
-                answers[alias].append(self.outbox.ask(shard.party, step, stand_in, check))
+                queued.append(self.outbox.ask(shard.party, step, stand_in, self._check(found, step, shard)))
         return Pending(answers)
 
     def ask_table(self, op: str, alias: str, arguments: Mapping[str, Any]) -> list[Mapping[str, Any]]:
         """Run ``op`` at every shard of one table, with the same arguments, and read the replies."""
-        return self.ask(op, lambda name, _: arguments if name == alias else None).read()[alias]
+        return self.ask(op, lambda *_: arguments, only=(alias,)).read()[alias]
 
-    def _check(self, step: Step, shard: ShardRows) -> Callable[[Mapping[str, Any]], None]:
+    def _check(self, op: Op, step: Step, shard: ShardRows) -> Callable[[Mapping[str, Any]], None]:
         """A function that checks the reply to a step against the request, the shard and the model."""
-        op, arguments = find_op(step.op), step.arguments
+        arguments = step.arguments
         encoding, spec = self.models.get((arguments.get("model", ""), step.table), ("", None))
         encoding, spec = arguments.get("encoding", encoding), arguments.get("spec", spec)
         if "spec" in arguments and "model" in arguments:
@@ -170,14 +192,13 @@ class Client:
         returns = op.returns
         if returns is not None and SECURE in arguments:
             returns = masked(returns, arguments[SECURE]["bits"])
-        width = self.widths.get((step.table, encoding))
         asked = Asked(
             arguments,
             rows=len(shard.row_ids),
             joined=self._joined[step.table, shard.party],
-            width=width,
+            width=self.widths.get((step.table, encoding)),
             outputs=op.vectors(arguments) if spec is None else spec.outputs,
-            parameters=None if spec is None or width is None else spec.theta_shape(width),
+            shape_of=None if spec is None else spec.theta_shape,
             type=self._types.get(str(arguments.get("column")), ""),
         )
         where = f"table {self.plan.tables[step.table].name!r}"

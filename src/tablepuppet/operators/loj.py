@@ -3,15 +3,15 @@
 Gather: predictions of base rows become scores of joined rows. Scatter: the gradient at joined rows is summed at base
 rows (Eq. 10, 14), so that one value per base row is sent, however often it is joined.
 
-A head says how the predictions of tables are combined. Forward takes, block by block, the predictions of every table
-gathered to the block's joined rows; backward gives the gradient by one table's predictions. A head that needs
+A head says how the predictions of tables are combined. Forward gathers, block by block, the predictions of every table
+to the block's joined rows; backward gives the gradient by one table's predictions. A head that needs
 predictions side by side stores them in columns; one that adds them up needs no memory for them. Both are functions of a
 block, and a head holds no rows.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -24,8 +24,8 @@ from tablepuppet.mapping.joined_rows import SCORES, Block, Column, JoinedRows
 class Head(Protocol):
     """Scores from the predictions of tables, and gradients by them."""
 
-    def forward(self, predictions: Iterable[tuple[str, Array]], out: Array) -> None:
-        """Write the scores of a block of joined rows, from every table's predictions for them, by alias."""
+    def forward(self, block: Block, predictions: Mapping[str, Array], out: Array) -> None:
+        """Write the scores of a block, from the predictions of every table's base rows, (outputs, base rows)."""
         ...
 
     def backward(self, block: Block, alias: str, column: Column) -> Array:
@@ -36,15 +36,15 @@ class Head(Protocol):
 class SumHead:
     """A score is the sum over tables of their predictions (Eq. 2); the solver adds the intercept."""
 
-    def forward(self, predictions: Iterable[tuple[str, Array]], out: Array) -> None:
+    def forward(self, block: Block, predictions: Mapping[str, Array], out: Array) -> None:
         """Add the predictions up, table by table."""
-        number = -1
-        for number, (_, values) in enumerate(predictions):
-            if number:
-                out += values
+        is_first = True
+        for alias, values in predictions.items():
+            if is_first:
+                out[:], is_first = block.gathered(alias, values), False
             else:
-                out[:] = values
-        if number < 0:
+                out += block.gathered(alias, values)
+        if is_first:
             out[:] = 0.0
 
     def backward(self, block: Block, alias: str, column: Column) -> Array:
@@ -94,19 +94,14 @@ def _by_output(values: Floats) -> Array:
 
 
 def _gather(block: Block, head: Head, predictions: Mapping[str, Array], into: Column, constant: Array | None) -> None:
-    scores = block.stored(into)
-    head.forward(_gathered(block, predictions), scores)
+    scores = block.stored[into]
+    head.forward(block, predictions, scores)
     if constant is not None:
         scores += constant[:, None]
 
 
 def _add(block: Block, head: Head, changes: Mapping[str, Array]) -> None:
-    scores = block.stored(SCORES)
+    scores = block.stored[SCORES]
     change = np.empty_like(scores)
-    head.forward(_gathered(block, changes), change)
+    head.forward(block, changes, change)
     scores += change
-
-
-def _gathered(block: Block, predictions: Mapping[str, Array]) -> Iterator[tuple[str, Array]]:
-    """By alias, the predictions of a table for the rows of a block: (outputs, rows)."""
-    return ((alias, block.gathered(alias, values)) for alias, values in predictions.items())

@@ -47,19 +47,16 @@ class LearningOverUnion:
         shard, ``by_alias`` are those for one table, ``values`` for all. ``instead`` returns substitutes for lost
         shards. ``bounds`` are for an op whose replies are only added up (see `Client.ask`).
         """
-        chosen = set(aliases)
 
-        def arguments(alias: str, shard: ShardRows) -> Mapping[str, Any] | None:
-            if alias not in chosen:
-                return None
-            given = {**values, **(by_alias or {}).get(alias, {})}
+        def arguments(alias: str, shard: ShardRows) -> Mapping[str, Any]:
+            given = {**values, **by_alias[alias]} if by_alias and alias in by_alias else dict(values)
             if by_shard is not None:
                 given |= by_shard(alias, shard)
             if rows is not None:
                 given["rows"] = self.sent(rows[alias], shard)
             return given
 
-        return self.client.ask(op, arguments, instead, bounds)
+        return self.client.ask(op, arguments, instead, bounds, set(aliases))
 
     def sent(self, rows: Floats, shard: ShardRows) -> Floats:
         """The part of a shard of an array over a table's rows, as it is sent."""
@@ -84,8 +81,9 @@ class LearningOverUnion:
     @staticmethod
     def concatenate(replies: list[Mapping[str, Any]], name: str) -> Floats:
         """An array over the table's rows from those of its shards."""
-        parts = [reply[name] for reply in replies]
-        return parts[0] if len(parts) == 1 else np.concatenate(parts)
+        if len(replies) == 1:
+            return np.asarray(replies[0][name])
+        return np.concatenate([reply[name] for reply in replies])
 
     @staticmethod
     def add(replies: list[Mapping[str, Any]], name: str) -> NDArray[np.float64]:

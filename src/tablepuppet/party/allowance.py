@@ -20,7 +20,7 @@ import duckdb
 
 from tablepuppet.errors import PartyError
 from tablepuppet.party.bounded import MemoryAccount
-from tablepuppet.party.limits import UNLIMITED, CallerLimits
+from tablepuppet.party.policy import UNLIMITED, CallerLimits
 
 WATCH = 0.5  # seconds after which it is looked again whether somebody waits for the reply
 
@@ -52,7 +52,8 @@ class Allowance:
 
     def check(self) -> None:
         """PartyError if the time is up, or nobody waits for the reply."""
-        if self.left is not None and self.left < 0:
+        most = self.limits.request_seconds
+        if most is not None and time.monotonic() > self.began + most:
             raise self.too_long()
         if self.is_abandoned is not None and self.is_abandoned():
             raise AbandonedError(f"party {self.party!r}: the caller went away before the request was answered")

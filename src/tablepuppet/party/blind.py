@@ -9,20 +9,31 @@ Parties know the key of the digest; the coordinator does not.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import base64
+import binascii
+import hashlib
+import secrets
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 
+import duckdb
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 from numpy.typing import NDArray
+from sqlglot import exp
 
 from tablepuppet.arrays import Codes, mark, take
-from tablepuppet.errors import PartyError
+from tablepuppet.errors import ConfigError, PartyError
 from tablepuppet.privacy.cmac import cmac
+from tablepuppet.sql.expression import checked, render
 from tablepuppet.sql.quiet_duckdb import scratch
+from tablepuppet.sql.types import Family, holds
+from tablepuppet.sql.types import family as family_of
+from tablepuppet.store.files import read_private_file, write_new_file
 
 _TAGS = {"number": "n", "float": "f", "text": "t", "date": "d", "timestamp": "s", "boolean": "b", "uuid": "u"}
 _TEXT = (pa.types.is_string, pa.types.is_large_string, pa.types.is_dictionary)
@@ -245,3 +256,94 @@ def from_words(words: pa.Array, type_: pa.DataType) -> pa.Array:
     low = words.to_numpy(zero_copy_only=False).astype("<i8")
     pairs = np.column_stack([low, low >> 63])
     return pa.Array.from_buffers(type_, len(low), [None, pa.py_buffer(np.ascontiguousarray(pairs).tobytes())])
+
+
+# The blinding key: 32 random bytes in a file that all parties of a federation have and the coordinator does not. One
+# party creates the file and gives it to the others over a channel that they trust, as one would a password.
+
+FORMAT = "tablepuppet-blinding-key-1"
+SIZE = 32
+
+
+def new_blinding_key(path: Path) -> None:
+    """Write a new key to a file that must not exist yet."""
+    text = base64.b64encode(secrets.token_bytes(SIZE)).decode()
+    write_new_file(path, f"{FORMAT} {text} {_check(text)}\n".encode(), "blinding key")
+
+
+def read_blinding_key(path: Path) -> bytes:
+    """The key in a file that only its owner may read."""
+    content = read_private_file(path, "blinding key")
+    try:
+        name, text, *check = content.decode("ascii").split()
+        key = base64.b64decode(text, validate=True) if check in ([], [_check(text)]) else b""
+    except (ValueError, binascii.Error):
+        name, key = "", b""  # the cause is not in the error: it may quote the key
+    if name != FORMAT or len(key) != SIZE:
+        raise ConfigError(
+            f"blinding key {str(path)!r} is not one line of {FORMAT!r} and a key of {SIZE} bytes in base64: "
+            "copy it again from the party that made it, or make one for all with 'tablepuppet keys new'"
+        )
+    return key
+
+
+def _check(text: str) -> str:
+    """A few letters that show whether a key was copied well; earlier versions wrote none."""
+    return hashlib.sha256(f"{FORMAT} {text}".encode()).hexdigest()[:8]
+
+
+# Which expressions may be join keys: those that cannot turn one key into another. Digests of ``id`` and of ``id + 1``
+# under one key would link the ids of a table to a chain, and one known id would reveal all; a ``CASE`` would be a
+# filter that is not counted. So a key is a plain column, or a cast that keeps different values different and never
+# fails: to a wider type of its kind, or from whole numbers, dates, booleans and UUIDs to text. The operator names any
+# other expression that is needed.
+
+_ONE_TEXT_EACH = frozenset({Family.INTEGER, Family.BOOLEAN, Family.DATE, Family.UUID, Family.TEXT})
+"""Families whose different values have different texts, whatever the type's size."""
+
+
+def named_key(text: str) -> str:
+    """An expression in the one spelling in which a policy's keys and those of scans are compared.
+
+    >>> named_key("LOWER(Email)") == named_key('lower("email")'), named_key("lower('A')") == named_key("lower('a')")
+    (True, False)
+    """
+
+    def plain(node: exp.Expr) -> exp.Expr:
+        return exp.to_identifier(node.name.lower(), quoted=True) if isinstance(node, exp.Identifier) else node
+
+    return render(checked(text).unnest().transform(plain))
+
+
+def keeps_keys_apart(text: str, columns: Mapping[str, str]) -> bool:
+    """Whether an expression is a column, or casts of one that keep its values apart.
+
+    >>> types = {"id": "INTEGER", "price": "DECIMAL(8,2)"}
+    >>> [keeps_keys_apart(key, types) for key in ("id", "CAST(id AS BIGINT)", "id::VARCHAR", "(price)")]
+    [True, True, True, True]
+    >>> [keeps_keys_apart(key, types) for key in ("id + 1", "CAST(id AS TINYINT)", "price::BIGINT", "price::VARCHAR")]
+    [False, False, False, False]
+    """
+    return _type_of(checked(text), columns) is not None
+
+
+def _type_of(node: exp.Expr, columns: Mapping[str, str]) -> str | None:
+    """The type of a column, or of casts of one that keep its values apart; None for anything else."""
+    inner = node.unnest()
+    if isinstance(inner, exp.Column):
+        return columns.get(inner.name)
+    if not isinstance(inner, exp.Cast) or any(inner.args.get(name) for name in ("format", "action", "default")):
+        return None
+    start, end = _type_of(inner.this, columns), _type_name(inner.to)
+    if start is None or end is None:
+        return None
+    return end if holds(end, start) or (end == "VARCHAR" and family_of(start) in _ONE_TEXT_EACH) else None
+
+
+def _type_name(type_: exp.DataType) -> str | None:
+    """The type as DuckDB spells it; None if it has no such type."""
+    with scratch() as connection:
+        try:
+            return str(connection.sql(f"SELECT CAST(NULL AS {render(type_)})").types[0])
+        except duckdb.Error:
+            return None

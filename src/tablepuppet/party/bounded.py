@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import threading
 from collections import UserDict
-from collections.abc import Callable, Iterable
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pyarrow as pa
@@ -26,7 +25,7 @@ class MemoryAccount:
 
     def __init__(self, party: str = "", most: int | None = None):
         self._party, self._most = party, most
-        self._sizes: dict[tuple[Any, ...], int] = {}
+        self.sizes: dict[tuple[Any, ...], int] = {}
         self._lock = threading.Lock()
         self.total = 0
 
@@ -43,16 +42,16 @@ class MemoryAccount:
     def put(self, key: tuple[Any, ...], size: int) -> None:
         """Hold something, or hold it in another size; PartyError if there is no room, and then nothing changes."""
         with self._lock:
-            old = self._sizes.get(key, 0)
+            old = self.sizes.get(key, 0)
             if size > old:
                 self.check(size - old)
-            self._sizes[key] = size
+            self.sizes[key] = size
             self.total += size - old
 
     def drop(self, key: tuple[Any, ...]) -> None:
         """Hold something no longer."""
         with self._lock:
-            self.total -= self._sizes.pop(key, 0)
+            self.total -= self.sizes.pop(key, 0)
 
 
 class Bounded(UserDict[str, Any]):
@@ -101,8 +100,11 @@ class Bounded(UserDict[str, Any]):
         """
         used, self._used = self._used, set()
         for name in used & self.data.keys():
+            key, size = (id(self), name), size_of(self.data[name])
+            if self._account.sizes.get(key) == size:
+                continue
             try:
-                self._account.put((id(self), name), size_of(self.data[name]))
+                self._account.put(key, size)
             except PartyError:
                 del self[name]
                 raise
@@ -135,54 +137,57 @@ class Owned(UserDict[str, Any]):
 
 
 _OURS = __name__.partition(".")[0] + "."
-Parts = Callable[[Any], tuple[int, Iterable[Any]]]
+Way = Literal["small", "array", "text", "list", "dict", "ours"]
 
 
 def size_of(value: Any) -> int:
-    """Bytes of a value and all that it holds; this runs at every step, and kinds of values repeat."""
+    """Bytes of a value and all that it holds; this runs at every step, and types of values repeat."""
     total, pending, seen = 0, [value], set[int]()
     while pending:
         each = pending.pop()
-        parts = _KINDS[type(each)]
-        if parts is None:
+        way = _WAYS[type(each)]
+        if way == "small":
             total += SMALL
-        elif id(each) not in seen:
-            seen.add(id(each))
-            size, held = parts(each)
-            total += size
-            pending += held
+            continue
+        if id(each) in seen:
+            continue
+        seen.add(id(each))
+        if way == "array":
+            total += SMALL + each.nbytes
+        elif way == "text":
+            total += SMALL + len(each)
+        elif way == "list":
+            total += SMALL
+            pending += each
+        elif way == "dict":
+            total += SMALL
+            pending += each.keys()
+            pending += each.values()
+        elif not getattr(each, "counted_elsewhere", False):
+            total += SMALL
+            pending += vars(each).values()
     return total
 
 
-class _Kinds(dict[type, Parts | None]):
-    """What values of a type take: their own bytes, and what they hold; None if they count as small ones."""
+class _Ways(dict[type, Way]):
+    """How values of a type are counted."""
 
-    def __missing__(self, kind: type) -> Parts | None:
-        self[kind] = found = _parts(kind)
-        return found
-
-
-_KINDS = _Kinds()
+    def __missing__(self, kind: type) -> Way:
+        self[kind] = way = _way(kind)
+        return way
 
 
-def _parts(kind: type) -> Parts | None:
+_WAYS = _Ways()
+
+
+def _way(kind: type) -> Way:
     if issubclass(kind, np.ndarray | pa.Table | pa.ChunkedArray):
-        return lambda each: (SMALL + each.nbytes, ())
+        return "array"
     if issubclass(kind, bytes | str):
-        return lambda each: (SMALL + len(each), ())
+        return "text"
     if issubclass(kind, list | tuple):
-        return lambda each: (SMALL, each)
+        return "list"
     if issubclass(kind, dict):
-        return lambda each: (SMALL, (*each.keys(), *each.values()))
-    if _is_ours(kind):
-        return _of_ours
-    return None
-
-
-def _of_ours(each: Any) -> tuple[int, Iterable[Any]]:
-    return (0, ()) if getattr(each, "counted_elsewhere", False) else (SMALL, vars(each).values())
-
-
-def _is_ours(kind: type) -> bool:
-    """Whether objects are of this package, so that all their parts are known: not, say, modules of torch."""
-    return kind.__module__.startswith(_OURS) and kind.__dictoffset__ != 0
+        return "dict"
+    # of this package, so that all their parts are known: not, say, modules of torch
+    return "ours" if kind.__module__.startswith(_OURS) and kind.__dictoffset__ != 0 else "small"

@@ -15,8 +15,7 @@ import numpy as np
 import pyarrow as pa
 
 from tablepuppet.errors import ConfigError, TablePuppetError
-from tablepuppet.party.blind import blind, factorise
-from tablepuppet.party.blinding_key import read_blinding_key
+from tablepuppet.party.blind import blind, factorise, read_blinding_key
 from tablepuppet.party.config import PartyFile
 from tablepuppet.party.database import Database
 from tablepuppet.party.kept import KeptCategories, KeptPart, all_kept

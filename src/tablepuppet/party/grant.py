@@ -18,7 +18,7 @@ from tablepuppet.errors import PartyError, PrivacyError
 from tablepuppet.party.allowance import check_time
 from tablepuppet.party.approval import Approval
 from tablepuppet.party.audit import EVERY
-from tablepuppet.party.key_rule import keeps_keys_apart, named_key
+from tablepuppet.party.blind import keeps_keys_apart, named_key
 from tablepuppet.party.ops import Op
 from tablepuppet.party.policy import HAVE_NO_NOISE, LEVELS, ColumnRule, Level, TableRule, Use
 from tablepuppet.party.release import Release

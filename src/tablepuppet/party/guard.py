@@ -33,20 +33,8 @@ from tablepuppet.party.secure_table import RULE
 from tablepuppet.sql.expression import is_column
 from tablepuppet.sql.plan import Scan
 
-RECONSTRUCTIBLE = Release.PREDICTIONS | Release.GRADIENT_SUMS | Release.PARAMETERS
-"""Releases that allow reconstruction of rows after enough chosen queries: ``max_prediction_rounds`` counts them.
-
-Embeddings are counted by row (`LocalTable.count_embeddings`)."""
 SUMS = Release.GRADIENT_SUMS | Release.GRAM | Release.PARAMETERS
 """Releases that are sums over the shards of a table: with ``secure_sum`` each shard masks its summand."""
-
-
-def is_round(op: Op) -> bool:
-    """Whether ``max_prediction_rounds`` counts an op: its releases allow reconstruction after enough chosen queries.
-
-    For an op with directions, columns are counted instead.
-    """
-    return bool(op.releases.value & RECONSTRUCTIBLE.value) and not op.directions
 
 
 class Guard:
@@ -128,7 +116,7 @@ class Guard:
         if op.directions:
             self._count_directions(caller, session, grant, arguments.get(op.directions))
         most = self.policy.limits.max_prediction_rounds
-        if is_round(op) and not self._counters.use("rounds", caller, session, grant.table, most):
+        if op.is_round and not self._counters.use("rounds", caller, session, grant.table, most):
             reason = f"the session has had its {most} rounds; open the relation again, or ask the party's operator"
             raise grant.refusal("max_prediction_rounds", reason)
 

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import ClassVar
+from typing import ClassVar, Protocol
 
 import numpy as np
 import pyarrow as pa
@@ -18,17 +18,15 @@ from numpy.typing import NDArray
 
 from tablepuppet.errors import PartyError, PrivacyError
 from tablepuppet.party.allowance import check_memory, check_reply, check_time, count_release
-from tablepuppet.party.blind import derive_key
+from tablepuppet.party.beside import ColumnState, column_state, positions_now
+from tablepuppet.party.blind import derive_key, named_key
 from tablepuppet.party.bounded import Bounded, Owned
 from tablepuppet.party.delivery import Deliveries
 from tablepuppet.party.grant import Grant
 from tablepuppet.party.kept import Shelf
-from tablepuppet.party.key_rule import named_key
-from tablepuppet.party.located import ColumnState, column_state, positions_now
 from tablepuppet.party.ops import MISFITS, log_misfit
 from tablepuppet.party.origins import Allow, Kept, Reached, are_noisy
 from tablepuppet.party.policy import Level
-from tablepuppet.party.release_log import ReleaseLog
 from tablepuppet.party.secure_table import SecureTable
 from tablepuppet.party.snapshot import Snapshot
 from tablepuppet.privacy.accountant import Spending
@@ -42,6 +40,33 @@ from tablepuppet.privacy.noise import (
     summed_steps,
 )
 from tablepuppet.sql.plan import Scan
+
+# The noisy releases of a session, stored before they are sent: a repeated request gets the same values. Input: names of
+# releases, and their noisy values. Output: the values stored under a name. The caller may know all of it; nothing
+# without noise is stored. A party in the analyst's own process is never restarted, and stores none.
+
+
+class ReleaseLog(Protocol):
+    """The releases of one session."""
+
+    def get(self, name: str) -> NDArray[np.float64] | None:
+        """What a release was; None if there was none of that name."""
+        ...
+
+    def put(self, name: str, values: NDArray[np.float64], size: int) -> None:
+        """Write a release down as if it had ``size`` numbers, which is public; PartyError if that is impossible."""
+        ...
+
+
+class Unlogged:
+    """Where nothing outlives the process."""
+
+    def get(self, name: str) -> NDArray[np.float64] | None:
+        """Nothing."""
+
+    def put(self, name: str, values: NDArray[np.float64], size: int) -> None:
+        """Nothing is kept."""
+
 
 Charge = Callable[[Spending, str, str | None, str], None]  # cost, purpose, release, the line of releases it is in
 _NUMBERS = 6  # that an op has in memory for each row of a column

@@ -28,6 +28,10 @@ Values = dict[str, Any]  # plain values and NumPy arrays by name
 Declared = ParamSpec("Declared")  # what an op declares of itself
 Function = Callable[..., Values]
 SECURE = "secure"  # the argument that asks for a masked reply
+RECONSTRUCTIBLE = Release.PREDICTIONS | Release.GRADIENT_SUMS | Release.PARAMETERS
+"""Releases that allow reconstruction of rows after enough chosen queries: ``max_prediction_rounds`` counts them.
+
+Embeddings are counted by row (`LocalTable.count_embeddings`)."""
 MISFITS = (ArithmeticError, AssertionError, AttributeError, LookupError, RuntimeError, TypeError, ValueError)
 """What is raised where values do not fit each other, the rows or a model; want of memory or time is no such error."""
 
@@ -71,6 +75,11 @@ class Op:
             return self.private
         given = [arguments.get(name) for name in self.private]  # anything else is refused by its type
         return all(value is True or isinstance(value, Mapping | Struct) for value in given)
+
+    @cached_property
+    def is_round(self) -> bool:
+        """Whether ``max_prediction_rounds`` counts it; of an op with directions, columns are counted instead."""
+        return bool(self.releases & RECONSTRUCTIBLE) and not self.directions
 
     def vectors(self, arguments: Mapping[str, Any]) -> int | None:
         """How many vectors the caller has chosen, which are the outputs of an op that no model belongs to."""

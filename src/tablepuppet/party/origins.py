@@ -34,15 +34,19 @@ Origins = tuple[Origin, ...]
 
 
 def joined(known: Origins, more: Iterable[Origin]) -> Origins:
-    """The origins of what was computed from two things."""
-    found = list(known)
+    """The origins of what was computed from two things; ``known`` itself if there are no more."""
+    found = known
     for origin in more:
-        place = next((i for i, each in enumerate(found) if each.scan is origin.scan or each.scan == origin.scan), None)
-        if place is None:
-            found.append(origin)
-        elif found[place].noisy and not origin.noisy:
-            found[place] = origin
-    return known if len(found) == len(known) and all(map(lambda a, b: a is b, found, known)) else tuple(found)
+        for place, each in enumerate(found):
+            if each is origin:
+                break
+            if each.scan is origin.scan or each.scan == origin.scan:
+                if each.noisy and not origin.noisy:
+                    found = (*found[:place], origin, *found[place + 1 :])
+                break
+        else:
+            found = (*found, origin)
+    return found
 
 
 def are_noisy(origins: Origins) -> bool:
@@ -65,8 +69,11 @@ class Reached:
 
     def cells(self, *, noisy: bool) -> None:
         """Cells of the op's own table: the guard has allowed that."""
-        if self._own is None or any(each.scan is self._own and (noisy or not each.noisy) for each in self.origins):
-            return  # they are known to be seen: this runs for every column
+        if self._own is None:
+            return
+        for each in self.origins:
+            if each.scan is self._own and (noisy or not each.noisy):
+                return  # they are known to be seen: this runs for every column
         self._come_from([Origin(self._own, noisy)])
 
     def kept(self, origins: Origins) -> None:
@@ -74,7 +81,8 @@ class Reached:
         for origin in origins:
             if origin.scan is not self._own and origin.scan != self._own and origin not in self.origins:
                 self._allow(origin)
-        self._come_from(origins)
+        if origins is not self.origins:
+            self._come_from(origins)
 
     def _come_from(self, origins: Iterable[Origin]) -> None:
         """All that the op has kept or may change comes from these too."""
@@ -116,13 +124,15 @@ class Kept(MutableMapping[str, Any]):
 
     def learn(self, name: str, more: Origins) -> None:
         """An object, if it is still there, comes from all of these too."""
-        if name in self.held:
-            self._origins[name] = joined(self._origins.get(name, ()), more)
+        known = self._origins.get(name, ())
+        if more is not known and name in self.held:
+            self._origins[name] = joined(known, more)
 
     def __getitem__(self, name: str) -> Any:
-        found = self.held[name]
-        self._reached().kept(self._origins.get(name, ()))
-        self._reached().touch(self, name)
+        found, reached = self.held[name], self._reached()
+        if origins := self._origins.get(name):
+            reached.kept(origins)
+        reached.touch(self, name)
         return found
 
     def __setitem__(self, name: str, value: Any) -> None:

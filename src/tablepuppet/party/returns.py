@@ -1,7 +1,7 @@
-"""What an op returns, declared with the op: the kinds of values that a reply may hold.
+"""What an op returns, declared with the op: the kinds of values that a reply may hold. The coordinator trusts no party.
 
-Input: a value of a reply, the step that was asked, and what the coordinator knows of the shard. Output: nothing,
-or what is wrong; `reply_check.py` turns that into one error that names the party. A length is a number, the name of an
+Input: a reply, the step that was asked, and what the coordinator knows of the shard. Output: nothing, or one error that
+names the party, the table and the op. A length is a number, the name of an
 argument that is this number or is as long, the name of another value of the reply, or one of the words below. No number
 is without a bound: where none is declared, it is `LARGEST`, as for arguments. An op with another rule declares another
 kind.
@@ -10,7 +10,7 @@ kind.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Protocol
@@ -18,6 +18,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from tablepuppet.arrays import are_within
+from tablepuppet.errors import LearnError, PartyError
 from tablepuppet.party.arguments import LARGEST, LONGEST
 from tablepuppet.party.release import Release
 
@@ -53,16 +54,28 @@ class Asked:
     joined: int | None = None
     width: int | None = None
     outputs: int | None = None
-    parameters: tuple[int, ...] | None = None
+    shape_of: Callable[[int], tuple[int, ...] | None] | None = None  # parameters, of a table of some width
     type: str = ""  # of the column that the step names
 
-    def shapes(self, lengths: Sequence[Length], reply: Mapping[str, Any]) -> list[tuple[int | None, ...]]:
-        """The shapes that an array may have; None means any length."""
-        found: list[tuple[int | None, ...]] = [()]
+    def check_shape(self, value: np.ndarray[Any, Any], lengths: Sequence[Length], reply: Mapping[str, Any]) -> None:
+        """Raise `Wrong` unless an array has one of the shapes that these lengths allow; None allows any length."""
+        shapes: list[tuple[int | None, ...]] = [()]
         for length in lengths:
-            ends = self._ends(length, reply)
-            found = [(*shape, *end) for shape in found for end in ends]
-        return found
+            ends = self._known.get(length) or self._given(length, reply)
+            if len(ends) == 1 and len(shapes) == 1:
+                shapes = [shapes[0] + ends[0]]
+            else:
+                shapes = [shape + end for shape in shapes for end in ends]
+        if value.shape in shapes:
+            return
+        for shape in shapes:
+            if len(shape) == value.ndim and all(
+                found <= MOST if length is None else found == length
+                for found, length in zip(value.shape, shape, strict=True)
+            ):
+                return
+        wanted = " or ".join(str(tuple(ANY if length is None else length for length in shape)) for shape in shapes)
+        raise Wrong(f"has shape {value.shape}, not {wanted}")
 
     def bound(self, bound: Bound | None) -> float | None:
         """A bound as a number; None if there is none."""
@@ -70,11 +83,13 @@ class Asked:
             return {ROWS: self.rows, JOINED: self.joined}[bound]
         return bound
 
-    def _ends(self, length: Length, reply: Mapping[str, Any]) -> list[tuple[int | None, ...]]:
+    def _given(self, length: Length, reply: Mapping[str, Any]) -> list[tuple[int | None, ...]]:
+        """What a number, or the name of an argument or of a value of the reply, adds to a shape."""
         if isinstance(length, int):
             return [(length,)]
-        if length in self._known:
-            return self._known[length]
+        if length == PARAMETERS:
+            shape = None if self.shape_of is None or self.width is None else self.shape_of(self.width)
+            return [(None,), (None, None)] if shape is None else [shape]
         given = self.arguments.get(length, reply.get(length))
         if isinstance(given, np.ndarray) and length in self.arguments and length not in LISTS:
             return [given.shape]  # the same shape as an argument
@@ -84,7 +99,7 @@ class Asked:
         return [(len(given) if sized else None,)]
 
     @cached_property
-    def _known(self) -> dict[str, list[tuple[int | None, ...]]]:
+    def _known(self) -> dict[Length, list[tuple[int | None, ...]]]:
         """What each word for a length may add to a shape."""
         places = self.arguments.get("places")
         return {
@@ -94,7 +109,6 @@ class Asked:
             WIDTH: [(self.width,)],
             OUTPUTS: [(), (None,)] if self.outputs is None else [() if self.outputs == 1 else (self.outputs,)],
             PER_OUTPUT: [(1,), (self.outputs,)],
-            PARAMETERS: [(None,), (None, None)] if self.parameters is None else [self.parameters],
             ANY: [(None,)],
         }
 
@@ -129,10 +143,10 @@ class Numbers:
             raise Wrong("is no array of the kind of numbers that was asked for")
         if self.or_none and value.shape == (0,):
             return
-        _check_shape(value, asked.shapes(self.lengths, reply))
+        asked.check_shape(value, self.lengths, reply)
         if self.finite and value.dtype.kind == "f" and not are_within(value, self.size):
             raise NotFinite
-        most = asked.bound(self.most)
+        most = asked.bound(self.most) if isinstance(self.most, str) else self.most
         if self.places_in:
             most = len(asked.arguments[self.places_in]) - 1
         if self.least is not None and (value < self.least).any():
@@ -151,7 +165,7 @@ class Words:
         """Raise `Wrong` unless it is such an array."""
         if not isinstance(value, np.ndarray) or value.dtype != np.uint64:
             raise Wrong("is no array of masked words")
-        _check_shape(value, asked.shapes(self.lengths, reply))
+        asked.check_shape(value, self.lengths, reply)
 
 
 @dataclass(frozen=True)
@@ -189,7 +203,7 @@ class Bytes:
         """Raise `Wrong` unless it is such an array."""
         if not isinstance(value, np.ndarray) or value.dtype != np.uint8:
             raise Wrong("is no array of bytes")
-        _check_shape(value, asked.shapes(self.lengths, reply))
+        asked.check_shape(value, self.lengths, reply)
         if self.ones and np.count_nonzero(np.unpackbits(value, count=asked.rows)) != len(asked.arguments[self.ones]):
             raise Wrong("does not choose as many rows as were asked for")
 
@@ -225,9 +239,9 @@ class Codes:
         if not isinstance(value, np.ndarray) or value.dtype.kind not in "iu":
             raise Wrong("is no array of whole numbers")
         if self.or_none and not len(reply[self.of]):
-            _check_shape(value, [(0,)])
+            asked.check_shape(value, (0,), reply)
             return
-        _check_shape(value, [(asked.rows,)])
+        asked.check_shape(value, (ROWS,), reply)
         if len(value) and (value.min() < 0 or value.max() >= len(reply[self.of]) + self.more):
             raise Wrong(f"has numbers that {self.of} has no place for")
 
@@ -250,7 +264,7 @@ class Plain:
             raise Wrong(f"is longer than {LONGEST[bytes]:,} bytes")
         if self.kind not in (int, float):
             return
-        most = asked.bound(self.most)
+        most = asked.bound(self.most) if isinstance(self.most, str) else self.most
         if self.least is not None and value < self.least:
             raise Wrong(f"is below {self.least:g}")
         if most is not None and value > most:
@@ -374,12 +388,54 @@ def _is_same(value: Any, known: Any) -> bool:
     return type(value) is type(known) and bool(value == known)
 
 
-def _check_shape(value: np.ndarray[Any, Any], shapes: Sequence[tuple[int | None, ...]]) -> None:
-    for shape in shapes:
-        if len(shape) == value.ndim and all(
-            found <= MOST if length is None else found == length
-            for found, length in zip(value.shape, shape, strict=True)
-        ):
+# A whole reply.
+
+
+def check_reply(party: str, where: str, op: str, returns: Returns | None, reply: Any, asked: Asked) -> None:
+    """Raise PartyError, or LearnError where only numbers are not finite, unless a reply is one that was asked for.
+
+    It must have exactly the names of ``returns``, and each value must be what is declared there.
+    """
+    name = ""
+    try:
+        if not isinstance(reply, Mapping):
+            raise Wrong("is no mapping of names to values")
+        if returns is None:
             return
-    wanted = " or ".join(str(tuple(ANY if length is None else length for length in shape)) for shape in shapes)
-    raise Wrong(f"has shape {value.shape}, not {wanted}")
+        if EACH in returns:
+            returns = dict.fromkeys(reply, returns[EACH])
+        elif reply.keys() != returns.keys():
+            raise Wrong(f"does not hold {', '.join(sorted(returns)) or 'nothing'}")
+        for name, returned in returns.items():
+            try:
+                returned.check(reply[name], asked, reply)
+            except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError):  # it cannot even be compared
+                raise Wrong("does not fit the rest of it") from None
+    except Wrong as wrong:
+        what = f"{name!r} of its reply" if name else "its reply"
+        raise PartyError(
+            f"party {party!r}, {where}: op {op!r}: {what} {wrong}; the reply is not used: ask the party's "
+            "operator, and whether it runs the same version of tablepuppet"
+        ) from None
+    except NotFinite:
+        raise LearnError(
+            f"party {party!r}, {where}: op {op!r}: {name!r} of its reply has numbers that are not finite, or that are "
+            "huge; if features are NaN or infinite, filter them in WHERE; if learning diverges, take smaller steps; "
+            "else ask its operator"
+        ) from None
+
+
+def masked(returns: Returns, bits: Any) -> Returns:
+    """What an op returns where shards mask its sums; ``bits`` are the scales that were sent to them."""
+    plain = {name: each.value if isinstance(each, Resting) else each for name, each in returns.items()}
+    lengths = {name: each.lengths if isinstance(each, Numbers) else () for name, each in plain.items()}
+    return {"bits": Exactly(bits), **{name: Words(length) for name, length in lengths.items()}}
+
+
+def keys_returned(keys: int, filters: int, reply: Any) -> Returns:
+    """What ``keys.blind`` returns of a scan; for filters that every row passes it returns nothing."""
+    found: dict[str, Returned] = {}
+    for number in range(keys):
+        found |= {f"digests{number}": Digests(ROWS), f"codes{number}": Codes(f"digests{number}", more=1)}
+    names = [f"passes{number}" for number in range(filters)]
+    return found | {name: Bytes((BITS,)) for name in names if isinstance(reply, Mapping) and name in reply}

@@ -28,20 +28,19 @@ from tablepuppet.party.beside import columns_beside
 from tablepuppet.party.blind import derive_key
 from tablepuppet.party.bounded import MEMORY_BYTES, Bounded, MemoryAccount, Owned, size_of
 from tablepuppet.party.database import Database, Reader, SourceTable
-from tablepuppet.party.databases.connections import AllInUseError
+from tablepuppet.party.databases.servers import AllInUseError
 from tablepuppet.party.delivery import Deliveries
 from tablepuppet.party.grant import Grant
 from tablepuppet.party.guard import Guard
 from tablepuppet.party.kept import Shelves
 from tablepuppet.party.ledger import FILE, Ledger
-from tablepuppet.party.local_table import LocalTable, Place, category_secret
+from tablepuppet.party.local_table import LocalTable, Place, ReleaseLog, Unlogged, category_secret
 from tablepuppet.party.metrics import Metrics
 from tablepuppet.party.openings import Openings
 from tablepuppet.party.ops import Op, Values, find_op
 from tablepuppet.party.origins import Origin, Reached
 from tablepuppet.party.policy import Level, Policy, TableRule, Use
 from tablepuppet.party.release import BY_ROW, Release
-from tablepuppet.party.release_log import ReleaseLog, Unlogged
 from tablepuppet.party.request import UNDECLARED, Declared, Reply, Request
 from tablepuppet.party.secure_ops import answered
 from tablepuppet.party.secure_table import SecureTable

@@ -11,11 +11,10 @@ import msgspec
 from msgspec import Meta
 
 from tablepuppet.errors import ConfigError, QueryError
+from tablepuppet.party.blind import named_key
 from tablepuppet.party.delivery import PredictionsEntry
-from tablepuppet.party.key_rule import named_key
 from tablepuppet.party.ledger import Budget
-from tablepuppet.party.limits import Count
-from tablepuppet.party.policy import ColumnRule, Embeddings, Level, TableRule, Use, check_values
+from tablepuppet.party.policy import ColumnRule, Count, Embeddings, Level, TableRule, Use, check_values
 from tablepuppet.sql.expression import columns_of
 
 

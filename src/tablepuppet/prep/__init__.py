@@ -3,24 +3,12 @@
 As ``tablepuppet.prep`` it is also where pipelines and their steps are found.
 """
 
+from tablepuppet.prep.pipelines import steps
 from tablepuppet.prep.pipelines.pipeline import Pipeline, booleans, dates, flags, numbers, texts
-from tablepuppet.prep.pipelines.steps.bins import Bin
-from tablepuppet.prep.pipelines.steps.bounds import Clip, Outliers, Winsorize
-from tablepuppet.prep.pipelines.steps.categories import Hash, OneHot, Ordinal, Recode
-from tablepuppet.prep.pipelines.steps.curves import Log, Power
-from tablepuppet.prep.pipelines.steps.dates import DateParts
-from tablepuppet.prep.pipelines.steps.drops import DropConstant, DropMissing
-from tablepuppet.prep.pipelines.steps.impute import Impute
-from tablepuppet.prep.pipelines.steps.labelled import WOE, TargetEncode
-from tablepuppet.prep.pipelines.steps.map import Map
-from tablepuppet.prep.pipelines.steps.products import Interactions, Polynomial
-from tablepuppet.prep.pipelines.steps.scale import MinMax, Robust, Standardize
+from tablepuppet.prep.pipelines.steps import *  # noqa: F403 - their names are listed there
 
-__all__ = [
-    "WOE", "Bin", "Clip", "DateParts", "DropConstant", "DropMissing", "Hash", "Impute", "Interactions", "Log", "Map",
-    "MinMax", "OneHot", "Ordinal", "Outliers", "Pipeline", "Polynomial", "Power", "Recode", "Robust", "Standardize",
-    "TargetEncode", "Winsorize", "booleans", "dates", "flags", "numbers", "texts",
-]  # fmt: skip
+__all__ = ["Pipeline", "booleans", "dates", "flags", "numbers", "texts"]
+__all__ += steps.__all__
 
 
 def __dir__() -> list[str]:

@@ -7,6 +7,7 @@ the peer that sent it. The intermediary can drop hellos, but cannot change them.
 from __future__ import annotations
 
 import hashlib
+import threading
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, partial
@@ -16,7 +17,7 @@ from cryptography import x509
 from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
 from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric import ec, ed25519, padding, rsa
-from cryptography.hazmat.primitives.serialization import load_pem_private_key
+from cryptography.hazmat.primitives.serialization import Encoding, load_pem_private_key
 from cryptography.x509.verification import (
     Criticality,
     ExtensionPolicy,
@@ -27,7 +28,7 @@ from cryptography.x509.verification import (
 )
 
 from tablepuppet.errors import ConfigError, PrivacyError
-from tablepuppet.privacy.certificates import ENDS, Role, identity
+from tablepuppet.privacy.certificates import ENDS, Role, identity, make_authority, make_certificate, private_pem
 
 _NOT_TLS = b" " * 64 + b"TablePuppet secure sums, version 1\0"
 """What every signed text begins with. It is longer than the part of a TLS handshake that the other end may choose, so
@@ -193,3 +194,34 @@ def _named(certificates: bytes) -> str:
         return identity(certificates)
     except ConfigError as error:
         raise PrivacyError(f"a peer's certificate: {error}") from None
+
+
+# Identities for parties in one process, issued by an authority in memory. Within one process nobody must be hidden from
+# anybody. These identities exist so that the code that runs between organisations can be tried in one process.
+
+
+DAYS = 30
+
+
+class TrialAuthority:
+    """An authority that is made when it is first needed, and gone with the process."""
+
+    def __init__(self) -> None:
+        self._lock = threading.RLock()  # parties ask at the same time
+        self._identities: dict[str, Identity] = {}
+
+    @cached_property
+    def _made(self) -> tuple[x509.Certificate, ec.EllipticCurvePrivateKey]:
+        return make_authority()
+
+    def identity(self, name: str) -> Identity:
+        """The identity of a party: the same one each time."""
+        with self._lock:
+            if name not in self._identities:
+                self._identities[name] = self._issued(name)
+            return self._identities[name]
+
+    def _issued(self, name: str) -> Identity:
+        authority, authority_key = self._made
+        certificate, key = make_certificate(authority, authority_key, name, days=DAYS)
+        return Identity(certificate.public_bytes(Encoding.PEM), private_pem(key), authority.public_bytes(Encoding.PEM))

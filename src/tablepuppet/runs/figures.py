@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from functools import lru_cache
 from typing import Any
 
 METRICS = {"accuracy": "accuracy", "auc": "AUC", "log_loss": "log loss", "rmse": "RMSE", "r2": "R2"}  # as people spell
@@ -34,6 +35,7 @@ def is_metric(name: str) -> bool:
     return bool(_metric_in(name))
 
 
+@lru_cache(1024)
 def _metric_in(name: str) -> str:
     return next((known for known in METRICS if name == known or name.endswith(f"_{known}")), "")
 

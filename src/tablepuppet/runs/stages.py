@@ -15,6 +15,7 @@ from tablepuppet.runs.events import ENDED_BY, UP_TO, Event, State, state_of
 from tablepuppet.runs.figures import number, seconds
 
 GOES_ON_AS = {"prepare": "fit"}  # one line for both
+_ENDS_BEFORE = UP_TO - set(ENDED_BY.values())  # by the next stage of its run, without an event of its own
 REMEMBERED = 100  # stages that have ended
 PATIENCE = 0.5  # seconds: what ends sooner is not worth a line, but for what says how it ended
 
@@ -158,14 +159,17 @@ class Stages:
 
     def settle(self) -> None:
         """End stages whose run has ended: an exception has stopped them, or they end with it."""
+        now = time.monotonic()
         for stage in self.lines:
-            if stage.state == "runs":
-                stage.now = time.monotonic()
-                stage.state = "runs" if stage.run is None else state_of(stage.run)
+            if stage.state != "runs":
+                continue
+            stage.now = now
+            if stage.run is not None:
+                stage.state = state_of(stage.run)
             if stage.state != "runs":
                 stage.end_within()
             elif stage.inner is not None:
-                stage.inner.now = stage.now
+                stage.inner.now = now
 
     def stop(self) -> None:
         """Nobody will hear of what still runs: it was stopped."""
@@ -183,16 +187,32 @@ class Stages:
 
     def _around(self, event: Event) -> Stage | None:
         """The running stage of a run around that of the event."""
-        within = event.run or ""
-        running = (stage for stage in reversed(self.lines) if stage.state == "runs" and stage.run is not None)
-        return next((stage for stage in running if within.startswith(f"{stage.run}.")), None)
+        for stage in reversed(self.lines):
+            if stage.state == "runs" and stage.run and event.run and event.run.startswith(f"{stage.run}."):
+                return stage
+        return None
+
+    def _running(self, run: str | None, name: str) -> Stage | None:
+        for stage in reversed(self.lines):
+            if stage.state == "runs" and stage.run == run and stage.name == name:
+                return stage
+        return None
 
     def _advance(self, event: Event) -> Stage:
-        for other in self.lines:  # one that ends when it is good enough has ended when the next of its run goes on
-            if other.run == event.run and other.name != event.name and other.name in UP_TO - set(ENDED_BY.values()):
-                other.state = "ended" if other.state == "runs" else other.state
-        stage, earlier, done = self._running(event.run, event.name), self._goes_on(event), event.fields["done"]
+        stage = earlier = None  # the stage that runs under this name; one of the run that has ended and goes on so
+        for other in reversed(self.lines):
+            if other.run != event.run:
+                continue
+            if other.name != event.name and other.name in _ENDS_BEFORE and other.state == "runs":
+                other.state = "ended"  # it was good enough, and the next of its run goes on
+                other.end_within()
+            if stage is None and other.name == event.name and other.state == "runs":
+                stage = other
+            if earlier is None and other.state == "ended" and GOES_ON_AS.get(other.name) == event.name:
+                earlier = other
+        done = event.fields["done"]
         if stage is not None and (earlier is not None or done == 0 or done < stage.done):
+            stage.end_within()
             stage.state, stage = "stopped", None  # it failed, and its caller went on
         stage = stage or earlier
         if stage is None:
@@ -202,12 +222,3 @@ class Stages:
         if stage.state != "runs":
             stage.end_within()
         return stage
-
-    def _running(self, run: str | None, name: str) -> Stage | None:
-        found = (stage for stage in reversed(self.lines) if (stage.run, stage.name) == (run, name))
-        return next((stage for stage in found if stage.state == "runs"), None)
-
-    def _goes_on(self, event: Event) -> Stage | None:
-        """The stage that has ended and goes on as this one, of the same run."""
-        ended = (stage for stage in reversed(self.lines) if stage.run == event.run and stage.state == "ended")
-        return next((stage for stage in ended if GOES_ON_AS.get(stage.name) == event.name), None)

@@ -24,8 +24,7 @@ from rich.text import Text
 
 from tablepuppet.errors import without_controls
 from tablepuppet.runs.figures import fixed, number, shown
-from tablepuppet.runs.fitted_text import window_width
-from tablepuppet.runs.wide_table import WideTable
+from tablepuppet.runs.fitted_text import WideTable, window_width
 from tablepuppet.spelling import hides, unknown_key
 
 Align = Literal["left", "right"]

@@ -6,6 +6,7 @@ DuckDB's own parser decides what is SQL; sqlglot then gives the tree. Whatever e
 from __future__ import annotations
 
 import json
+import re
 from itertools import pairwise
 
 import duckdb
@@ -21,6 +22,7 @@ from tablepuppet.sql.quiet_duckdb import scratch
 from tablepuppet.sql.reading import Unread, difference
 from tablepuppet.sql.select import refuse_clauses
 
+_SURROGATE = re.compile("[\ud800-\udfff]")
 _UNREAD = "this SQL is not supported yet; write it in a simpler way"
 
 
@@ -68,7 +70,7 @@ def unread(sql: SqlText, error: SqlglotError | RecursionError) -> QueryError:
 
 def _duckdb_kinds(sql: SqlText) -> list[duckdb.StatementType]:
     """The kinds of the statements in the text, or the QueryError for what DuckDB cannot parse."""
-    if any("\ud800" <= letter <= "\udfff" for letter in sql.text):
+    if _SURROGATE.search(sql.text):
         raise QueryError("the SQL holds half a character (a lone surrogate); write the whole one")
     with scratch() as connection:
         connection.execute("SET errors_as_json = true")

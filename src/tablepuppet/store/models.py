@@ -27,7 +27,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tablepuppet.errors import ConfigError, PartyError
-from tablepuppet.prep.encode.encode import NO_DIGESTS, CategoryEncoder, Encoding, NumberEncoder, TableSteps
+from tablepuppet.prep.columns.statistics import NO_DIGESTS
+from tablepuppet.prep.encode.encode import CategoryEncoder, Encoding, NumberEncoder, TableSteps
 from tablepuppet.prep.encode.specs import StepSpec
 from tablepuppet.runs import interrupts
 from tablepuppet.sql.query import OutputColumn

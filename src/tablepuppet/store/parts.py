@@ -22,9 +22,8 @@ from tablepuppet.party.kept import WatchedShelf
 from tablepuppet.party.ops import Values, find_op, op
 from tablepuppet.party.origins import are_noisy
 from tablepuppet.party.release import Release
-from tablepuppet.party.reply_check import check_reply
 from tablepuppet.party.request import Request, Step
-from tablepuppet.party.returns import EACH, THETA, Asked, ByName, Word
+from tablepuppet.party.returns import EACH, THETA, Asked, ByName, Word, check_reply
 from tablepuppet.wire.engine import Engine, call_all
 
 ASKED = "validation, `save`, `tp.load`, `tp.forget`"

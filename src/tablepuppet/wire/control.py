@@ -18,8 +18,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from tablepuppet.errors import ConfigError, PartyError, TablePuppetError
-from tablepuppet.party.config import PartyFile
-from tablepuppet.party.difference import plain_settings
+from tablepuppet.party.config import PartyFile, plain_settings
 from tablepuppet.wire.desk import Desk, Session
 
 NAME = "control"

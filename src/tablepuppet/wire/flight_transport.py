@@ -33,9 +33,9 @@ from tablepuppet.privacy.certificates import identity
 from tablepuppet.privacy.signed_keys import Identity
 from tablepuppet.runs import interrupts
 from tablepuppet.wire.codec import CHUNK, Encoded, decode_header, encode
+from tablepuppet.wire.engine import Transport
 from tablepuppet.wire.flight_server import PROOF, REQUEST, frames_of
 from tablepuppet.wire.protocol import BusyError, LostError, UnfitError, read_reply, request_message
-from tablepuppet.wire.transport import Transport
 
 FIRST_PAUSE, LONGEST_PAUSE = 0.05, 2.0  # seconds
 MOST_REPLY = 4 << 30  # bytes

@@ -257,7 +257,7 @@ def _length(path: Path) -> int | None:
 
 
 class ReleaseFile:
-    """The releases with noise of one session, in a file beside its journal; see `party/release_log.py`.
+    """The releases with noise of one session, in a file beside its journal; see `party/local_table.py`.
 
     Each is on disk before it leaves, so that a party which is killed never draws noise a second time for what was sent.
     All releases of one size take the same bytes: how full a journal is reveals nothing of rows.

@@ -26,8 +26,8 @@ from prometheus_client.exposition import choose_encoder
 
 from tablepuppet.errors import ConfigError, TablePuppetError
 from tablepuppet.party.allowance import Allowance, allowed
-from tablepuppet.party.limits import UNLIMITED
 from tablepuppet.party.metrics import Metrics
+from tablepuppet.party.policy import UNLIMITED
 from tablepuppet.party.service import Party
 from tablepuppet.versions import PROTOCOL, VERSION
 

@@ -17,11 +17,11 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from operator import itemgetter
 from typing import Any, Literal
 
 from tablepuppet.errors import PrivacyError
-from tablepuppet.party.guard import is_round
 from tablepuppet.party.ops import REGISTRY
 from tablepuppet.party.request import Reply, Request, Step
 from tablepuppet.wire.engine import Engine, try_all
@@ -33,26 +33,19 @@ BRIEFLY = 1.0  # seconds to try a party that is lost
 LONGEST_REST = 10  # trips without a try
 
 
+@dataclass(eq=False)
 class Answer:
     """The reply to one step, once there is one; only `read` makes a trip."""
 
-    def __init__(
-        self,
-        outbox: Outbox,
-        party: str,
-        instead: Callable[[], Values] | None,
-        check: Callable[[Values], None] | None = None,
-    ):
-        self._outbox, self._party, self._instead, self._check = outbox, party, instead, check
-        self.asked_by = threading.get_ident()
-        self._values: Values | None = None
-        self._error: BaseException | None = None
-        self.missed = False  # whether a substitute stands in for the answer
-
-    @property
-    def is_open(self) -> bool:
-        """Whether nothing has come back yet."""
-        return self._values is None and self._error is None
+    _outbox: Outbox
+    _party: str
+    _instead: Callable[[], Values] | None = None
+    _check: Callable[[Values], None] | None = None
+    asked_by: int = field(default_factory=threading.get_ident)
+    values: Values | None = None
+    error: BaseException | None = None
+    is_open: bool = True  # nothing has come back yet
+    missed: bool = False  # whether a substitute stands in for the answer
 
     def read(self) -> Values:
         """The answer, or its substitute; raises what went wrong on its trip. Sends what waits unless it is there."""
@@ -62,29 +55,29 @@ class Answer:
             self._outbox.fetch(self, self._party)
         if self.is_open:
             raise self._outbox.lost[self._party]
-        if self._error is not None:
-            raise self._error
-        assert self._values is not None, "a sent step is answered, has failed, or its party is lost"
-        return self._values
+        if self.error is not None:
+            raise self.error
+        assert self.values is not None, "a sent step is answered, has failed, or its party is lost"
+        return self.values
 
     def resolve(self, values: Values) -> None:
         """Store the reply; one that this step cannot have is an error to whoever reads it."""
         try:
             if self._check is not None:
                 self._check(values)
-            self._values = values
+            self.values, self.is_open = values, False
         except Exception as error:  # whatever it is: the other answers of the trip must be read too
-            self._error = error
+            self.fail(error)
 
     def fail(self, error: BaseException) -> None:
         """Store why there is no reply."""
-        self._error = error
+        self.error, self.is_open = error, False
 
     def substitute(self) -> bool:
         """Use the substitute of the answer; false if there is none."""
         if self._instead is None:
             return False
-        self._values, self.missed = self._instead(), True
+        self.values, self.missed, self.is_open = self._instead(), True, False
         return True
 
 
@@ -165,7 +158,7 @@ class Outbox:
         """
         answer = Answer(self, party, instead, check)
         with self._lock:
-            self.replies[party, step.table] += _is_counted(step)
+            self.replies[party, step.table] += step.op in REGISTRY and REGISTRY[step.op].is_round
             self._waiting.setdefault(party, []).append((step, answer))
         return answer
 
@@ -189,7 +182,7 @@ class Outbox:
                         if answer in before or answer.asked_by != thread or "model" not in step.arguments:
                             kept.append((step, answer))
                         else:
-                            self.replies[party, step.table] -= _is_counted(step)
+                            self.replies[party, step.table] -= step.op in REGISTRY and REGISTRY[step.op].is_round
                             answer.fail(error)
                     self._waiting[party] = kept
                 self._waiting = {party: asked for party, asked in self._waiting.items() if asked}
@@ -266,19 +259,19 @@ class Outbox:
         Of whatever kind it is: a step that was sent is never sent again, so an answer left open would stay so.
         """
         with self._lock:
-            self._retry_lost()
-            ready = {party: asked for party, asked in self._waiting.items() if party not in self._lost}
+            if self._lost:
+                self._retry_lost()
+            ready, self._waiting = self._waiting, {}
+            for party in ready.keys() & self._lost.keys():
+                self._waiting[party] = ready.pop(party)
             try:
-                self._waiting = {  # a step for a party that is lost waits on, unless its answer has a substitute
-                    party: [(step, answer) for step, answer in asked if not answer.substitute()]
-                    for party, asked in self._waiting.items()
-                    if party in self._lost
-                }
+                for party, asked in self._waiting.items():  # it waits on, unless its answer has a substitute
+                    self._waiting[party] = [(step, answer) for step, answer in asked if not answer.substitute()]
                 self._sent.update(ready.keys())
-                calls = [
-                    (party, Request("run", self.session, {}, tuple(step for step, _ in asked), self._sent[party]))
-                    for party, asked in ready.items()
-                ]
+                calls = []
+                for party, asked in ready.items():
+                    steps = tuple(map(itemgetter(0), asked))
+                    calls.append((party, Request("run", self.session, {}, steps, self._sent[party])))
                 for (party, request), reply in zip(calls, self._replies(calls), strict=True):
                     if isinstance(reply, LostError):
                         self._losses[party] += 1
@@ -290,7 +283,7 @@ class Outbox:
                         for (_, answer), values in zip(ready[party], reply, strict=True):
                             answer.resolve(values)
             except BaseException as error:
-                for _, answer in (each for asked in ready.values() for each in asked):
+                for _, answer in itertools.chain.from_iterable(ready.values()):
                     if answer.is_open:
                         answer.fail(error)
                 raise
@@ -299,9 +292,10 @@ class Outbox:
         if self._over is not None:
             raise self._over
         replies = try_all(self._engine, calls, self._patience)
-        losses = {
-            party: reply for (party, _), reply in zip(calls, replies, strict=True) if isinstance(reply, LostError)
-        }
+        losses = {}
+        for (party, _), reply in zip(calls, replies, strict=True):
+            if isinstance(reply, LostError):
+                losses[party] = reply
         for party in losses.keys() & self.needed.keys():
             self._over = PrivacyError(f"{losses[party]}. {self.needed[party]}")
             raise self._over from losses[party]
@@ -329,8 +323,3 @@ class Outbox:
             else:
                 self._lost.pop(party).answered(reply)
                 self._changed(party, None)
-
-
-def _is_counted(step: Step) -> bool:
-    """Whether a policy may count the reply."""
-    return step.op in REGISTRY and is_round(REGISTRY[step.op])

@@ -23,9 +23,9 @@ from tablepuppet.party.openings import StaleNonceError
 from tablepuppet.party.request import Reply, Request
 from tablepuppet.store.files import DamagedFileError, read_checked, read_facts, write_checked, write_facts
 from tablepuppet.wire.codec import Encoded, encode
+from tablepuppet.wire.engine import Transport
 from tablepuppet.wire.message_file import append, read_message, size_of
 from tablepuppet.wire.protocol import LostError, error_message, read_reply, reply_message, request_message
-from tablepuppet.wire.transport import Transport
 
 NO_REPLY = Encoded(b"", [])
 SESSIONS = "sessions"

@@ -28,7 +28,7 @@ from prometheus_client import disable_created_metrics
 
 from tablepuppet.errors import TablePuppetError, plain_text
 from tablepuppet.party.audit import AuditLog, check_log
-from tablepuppet.party.blinding_key import read_blinding_key
+from tablepuppet.party.blind import read_blinding_key
 from tablepuppet.party.config import PartyFile
 from tablepuppet.party.databases.sandbox import remove_spilled
 from tablepuppet.party.metrics import Metrics

@@ -16,7 +16,7 @@ from typing import Any, Literal, NamedTuple
 import msgspec
 import numpy as np
 
-from tablepuppet.party.ops import find_op
+from tablepuppet.party.ops import REGISTRY, find_op
 from tablepuppet.party.release import Release
 from tablepuppet.party.request import Request
 from tablepuppet.runs.figures import readable
@@ -34,31 +34,24 @@ class Traffic:
     def __init__(self) -> None:
         self._totals: dict[tuple[str, Direction, str], list[int]] = {}
         self._lock = threading.Lock()
-        self._trips = 0
+        self.trips = 0  # how often the coordinator waited for answers
+        self.bytes = 0  # of all messages, both ways
 
-    def add(self, party: str, direction: Direction, release: str, size: int, messages: int = 1) -> None:
-        """Count one message, or a part of one: ``messages`` is 0 for all parts but one."""
+    def add(self, party: str, release: str, down: int, up: int, messages: int = 1) -> None:
+        """Count a request and its reply, or a part of both: ``messages`` is 0 for all parts but one."""
+        ways: tuple[tuple[Direction, int], ...] = (("down", down), ("up", up))
         with self._lock:
-            total = self._totals.setdefault((party, direction, release), [0, 0])
-            total[0] += size
-            total[1] += messages
+            for direction, size in ways:
+                total = self._totals.setdefault((party, direction, release), [0, 0])
+                total[0] += size
+                total[1] += messages
+            self.bytes += down + up
 
     def add_trip(self) -> int:
         """Count one trip, calls of some parties at the same time; its number."""
         with self._lock:
-            self._trips += 1
-            return self._trips
-
-    @property
-    def trips(self) -> int:
-        """How often the coordinator waited for answers."""
-        return self._trips
-
-    @property
-    def bytes(self) -> int:
-        """All bytes, both ways."""
-        with self._lock:
-            return sum(size for size, _ in self._totals.values())
+            self.trips += 1
+            return self.trips
 
     def sums(self) -> dict[str, int]:
         """Bytes both ways, and messages, of all parties and releases."""
@@ -97,15 +90,17 @@ def names_of(request: Request) -> tuple[str, ...]:
 
 def meter(traffic: Traffic, party: str, request: Request, reply: Sequence[Mapping[str, Any]]) -> MessageSizes:
     """Count a request and its reply, each part with its release; the message itself counts with the last part."""
-    parts = [(find_op(step.op).releases, (step.op, step.table), step.arguments) for step in request.steps]
+    parts: list[tuple[Release, tuple[str, str], Mapping[str, Any]]] = []
     if request.verb != "run":
         release = Release.SCHEMA if request.verb == "describe" else Release.COUNTS
-        parts.insert(0, (release, (request.verb, request.session), request.arguments))
+        parts.append((release, (request.verb, request.session), request.arguments))
+    for step in request.steps:
+        op = REGISTRY.get(step.op) or find_op(step.op)
+        parts.append((op.releases, (step.op, step.table), step.arguments))
     down, released = 0, dict[str, int]()
     for number, ((release, header, arguments), values) in enumerate(zip(parts, reply, strict=True), start=1):
-        messages, sent, received = int(number == len(parts)), size_of(header, arguments), size_of((), values)
-        traffic.add(party, "down", release.label, sent, messages)
-        traffic.add(party, "up", release.label, received, messages)
+        sent, received = size_of(header, arguments), size_of((), values)
+        traffic.add(party, release.label, sent, received, int(number == len(parts)))
         down += sent
         released[release.label] = released.get(release.label, 0) + received
     return MessageSizes(down, sum(released.values()), released)

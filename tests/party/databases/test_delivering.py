@@ -59,7 +59,7 @@ def _postgresql(url: str) -> Iterator[Place]:
 def _mysql(server: str) -> Iterator[Place]:
     import pymysql
 
-    from tablepuppet.party.databases.server_urls import connection_options
+    from tablepuppet.party.databases.servers import connection_options
 
     with mariadb_server.new_database(server, "shop") as url:
 

@@ -19,7 +19,7 @@ from tablepuppet.errors import PartyError, PrivacyError
 from tablepuppet.party.allowance import Allowance, allowed
 from tablepuppet.party.config import Limits, PartyFile
 from tablepuppet.party.database import POSITION, Database, UnavailableError
-from tablepuppet.party.databases import connections, mysql
+from tablepuppet.party.databases import mysql, servers
 from tablepuppet.party.databases.urls import open_database
 from tablepuppet.party.local_table import LocalTable
 from tablepuppet.party.policy import Policy
@@ -393,7 +393,7 @@ def test_few_connections(postgres: str, monkeypatch: pytest.MonkeyPatch, tmp_pat
     )
     settings = PartyFile.load(tmp_path / "party.toml")
     one, two = open_published(settings), open_published(settings, with_keys=True)
-    monkeypatch.setattr(connections, "PATIENCE", 0.1)
+    monkeypatch.setattr(servers, "PATIENCE", 0.1)
     with one.reader(), pytest.raises(UnavailableError, match="database_connections"):
         two.tables()
     with one.reader():

@@ -54,15 +54,12 @@ class SquaredHinge:
     is_elementwise: ClassVar[bool] = True
 
     def value(self, scores: Any) -> float:
-        """The mean over rows."""
         return float(np.mean(np.maximum(1 - self.signs * scores, 0) ** 2)) / 2
 
     def slopes(self, scores: Any) -> Any:
-        """Zero for rows beyond the margin."""
         return -self.signs * np.maximum(1 - self.signs * scores, 0)
 
     def curvature(self, scores: Any) -> Callable[[Array], Array]:
-        """One for rows within the margin, else zero."""
         within = self.signs * scores < 1
         return lambda change: within * change
 

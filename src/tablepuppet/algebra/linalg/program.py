@@ -37,7 +37,8 @@ def program(function: Callable[Arguments, Fitted]) -> Callable[Arguments, Fitted
         if not isinstance(given.get("X"), LazyArray):
             raise LearnError(f"{takes}, not {_type_of(given, 'X')}")
         if "y" in signature.parameters:
-            if _is_no_label(given.get("y")):
+            y = given.get("y")
+            if y is None or isinstance(y, (str, LazyArray)) or hasattr(y, "fit_encoding"):
                 raise LearnError(f"{name}: y is one value per joined row, y = rel.label(), not {_type_of(given, 'y')}")
             _check_columns(name, given["X"])
         if not isinstance(given.get("folder"), (str, Path, type(None))):
@@ -52,10 +53,6 @@ def _check_columns(name: str, matrix: Any) -> None:
     twice = [column for column, times in Counter(matrix.columns).items() if times > 1]
     if twice:
         raise LearnError(f"{name}: column {twice[0]!r} is in X more than once; leave it out: X[:, columns]")
-
-
-def _is_no_label(given: object) -> bool:
-    return given is None or isinstance(given, (str, LazyArray)) or hasattr(given, "fit_encoding")
 
 
 def _type_of(given: dict[str, object], name: str) -> str:

@@ -103,13 +103,13 @@ class InBlocks:
 
     def at(self, block: Block) -> Array:
         """X d of all directions, in the order of slots: (slots, outputs, rows of the block)."""
-        return block.stored(DIRECTIONS)[: max(self.order) + 1]
+        return block.stored[DIRECTIONS][: max(self.order) + 1]
 
     def mix(self, block: Block, weights: Array) -> None:
         """Write X d of the step, the weighted sum of all directions (newest first), into the spare slot."""
         directions, by_slot = self.at(block), np.zeros(max(self.order) + 1)
         by_slot[list(self.order)] = weights
-        for each, mixed in zip(directions.swapaxes(0, 1), block.stored((DIRECTIONS, self.spare)), strict=True):
+        for each, mixed in zip(directions.swapaxes(0, 1), block.stored[DIRECTIONS, self.spare], strict=True):
             np.matmul(by_slot, each, out=mixed)
 
     def step(self, block: Block) -> Array:

@@ -55,7 +55,8 @@ class LostParties:
             centre = ridge_of(model.shared[alias]).centre(change)
             return {**model.sent({alias: change})[alias], "centre": centre, **model.precision}
 
-        self._late = model.lou.client.ask("model.apply", arguments, self.instead)
+        lost = {alias for alias, _ in self._since}
+        self._late = model.lou.client.ask("model.apply", arguments, self.instead, only=lost)
 
     def learn(self, found: Stepped, steps: int) -> None:
         """Find out from the replies of a round which parties are lost; tables store ``steps`` steps."""

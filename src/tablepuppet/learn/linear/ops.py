@@ -44,8 +44,7 @@ from tablepuppet.learn.tables.parameters import (
     noisy_parameters,
 )
 from tablepuppet.learn.tables.steps import Facts, HeldRows, NoisyUpdate, Update, by_itself, by_rows_with_noise, step
-from tablepuppet.party.added_noise import GramNoise
-from tablepuppet.party.arguments import List, NotNegative, Positive, SomeOrNone
+from tablepuppet.party.arguments import GramNoise, List, NotNegative, Positive, SomeOrNone
 from tablepuppet.party.local_table import LocalTable
 from tablepuppet.party.ops import Values, op
 from tablepuppet.party.release import Release

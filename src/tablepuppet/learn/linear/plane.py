@@ -185,7 +185,7 @@ def _slopes(
 ) -> tuple[float, Array, Array]:
     """The loss, and its slopes along some directions and along constants."""
     here = evaluation(block, loss) if is_known else evaluate_at(block, loss, _scores(block, directions, weights))
-    gradients = here.gradient.reshape(len(block), -1).T  # (outputs, rows of the block)
+    gradients = here.gradient.reshape(block.rows, -1).T  # (outputs, rows of the block)
     value = 0.0 if is_known else here.value
     return value, _products(directions.at(block)[along], gradients), gradients.sum(axis=1)
 

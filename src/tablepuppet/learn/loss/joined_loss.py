@@ -92,7 +92,7 @@ class JoinedLoss:
 
 def evaluate_at(block: Block, loss: Loss, scores: Array) -> Evaluation:
     """Evaluate a block at these scores; the evaluation is stored."""
-    return loss.evaluate(scores, block.labels, block.stored(EVALUATION), block.weights)
+    return loss.evaluate(scores, block.labels, block.stored[EVALUATION], block.weights)
 
 
 def evaluation(block: Block, loss: Loss) -> Evaluation:
@@ -100,7 +100,7 @@ def evaluation(block: Block, loss: Loss) -> Evaluation:
 
     A quadratic loss stores nothing: it is evaluated again at the scores.
     """
-    return loss.evaluated(block[SCORES], block.labels, block.stored(EVALUATION), block.weights)
+    return loss.evaluated(block[SCORES], block.labels, block.stored[EVALUATION], block.weights)
 
 
 def _label_sums(block: Block, loss: Loss) -> Array | float:
@@ -108,12 +108,12 @@ def _label_sums(block: Block, loss: Loss) -> Array | float:
 
 
 def _constant_value(block: Block, loss: Loss, constant: Array) -> float:
-    scores = np.full(len(block), constant[0]) if loss.outputs == 1 else np.tile(constant, (len(block), 1))
+    scores = np.full(block.rows, constant[0]) if loss.outputs == 1 else np.tile(constant, (block.rows, 1))
     return float(loss.evaluate(scores, block.labels, weights=block.weights).value)
 
 
 def _fill(block: Block, constant: Array) -> None:
-    block.stored(SCORES)[:] = constant[:, None]
+    block.stored[SCORES][:] = constant[:, None]
 
 
 def _value(block: Block, loss: Loss) -> float:

@@ -7,7 +7,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import KW_ONLY, dataclass
 
-from tablepuppet.party.added_noise import GramNoise, PredictionNoise, SampleNoise, SumNoise
+from tablepuppet.party.arguments import GramNoise, PredictionNoise, SampleNoise, SumNoise
 from tablepuppet.privacy.noise_plan import PREDICTIONS, NoisyRelease
 
 GRAM = "Gram matrix"

@@ -20,7 +20,7 @@ from tablepuppet.learn.linear.ridge import LARGE
 from tablepuppet.learn.noise.plan import FeatureNoise, Noise, StepNoise
 from tablepuppet.learn.solve.solvers import Stepping
 from tablepuppet.prep.columns.selected import is_category
-from tablepuppet.prep.encode.private_encode import EncoderNoise
+from tablepuppet.prep.pipelines.noisy_answers import EncoderNoise
 from tablepuppet.privacy.accountant import addable, noise_multiplier
 from tablepuppet.privacy.noise import sampling_epsilon
 from tablepuppet.privacy.noise_plan import SLACK, TAIL_DELTA, NoisePlan, NoisyRelease, Shares

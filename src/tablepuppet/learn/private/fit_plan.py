@@ -17,8 +17,8 @@ from tablepuppet.learn.noise.plan import GRAM
 from tablepuppet.learn.private.feature_promise import STATISTICS, FeaturePromise, known_columns
 from tablepuppet.learn.private.usefulness import TableSize
 from tablepuppet.prep.columns.label import MOST_CLASSES
+from tablepuppet.prep.columns.noisy_sums import POWERS
 from tablepuppet.prep.columns.selected import is_category
-from tablepuppet.prep.encode.private_encode import BINS
 from tablepuppet.prep.pipelines.fit import foresee
 from tablepuppet.prep.pipelines.pipeline import DEFAULT, Pipeline
 from tablepuppet.privacy.funds import label_mark
@@ -152,7 +152,7 @@ class Planning:
         for shard in self.plan.tables[release.alias].shards:
             alike.setdefault(self._asked(release.alias, shard), []).append(shard.party)
         for (ranges, moments, lists), parties in alike.items():
-            count, numbers = ranges + moments + lists, ranges * BINS + moments * 3 + lists * max(rows, 1)
+            count, numbers = ranges + moments + lists, ranges * POWERS + moments * 3 + lists * max(rows, 1)
             if count:
                 yield replace(release, times=count, lists=lists, numbers=numbers, parties=tuple(parties))
 

@@ -36,8 +36,7 @@ from tablepuppet.learn.tables.over_shards import RowGradients, Updates, taken
 from tablepuppet.learn.tables.parameters import TableParameters, noisy_parameters, unchanged_if_refused
 from tablepuppet.learn.tables.steps import NOTHING, Facts, Update, step
 from tablepuppet.operators.lou import LearningOverUnion
-from tablepuppet.party.added_noise import PredictionNoise, SampleNoise
-from tablepuppet.party.arguments import NotNegative, Rates
+from tablepuppet.party.arguments import NotNegative, PredictionNoise, Rates, SampleNoise
 from tablepuppet.party.local_table import LocalTable
 from tablepuppet.party.ops import Values, op
 from tablepuppet.party.release import Release

@@ -63,7 +63,6 @@ class Results(TableResult):
 
     @property
     def column_names(self) -> list[str]:
-        """The fields."""
         return list(self._rows[0]) if self._rows else []
 
     def to_arrow(self) -> pa.Table:
@@ -71,7 +70,6 @@ class Results(TableResult):
         return pa.table({name: _arrow([row[name] for row in self._rows]) for name in self.column_names})
 
     def table_view(self) -> TableView:
-        """One row per record."""
         sides = {metric_name(name): side([row[name] for row in self._rows]) for name in self.column_names}
         rows = [[_cell(name, value) for name, value in row.items()] for row in self._rows]
         known = metrics_line({name: value for name, value in self.constant.items() if self._has(name)})

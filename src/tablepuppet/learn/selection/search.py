@@ -40,7 +40,6 @@ from tablepuppet.learn.selection.folds import (
     need_learner,
     of_test,
 )
-from tablepuppet.learn.selection.search_plot import draw
 from tablepuppet.learn.selection.search_prep import (
     PREP,
     PreparedFolds,
@@ -52,7 +51,7 @@ from tablepuppet.learn.selection.search_prep import (
     plain,
     prepared,
 )
-from tablepuppet.learn.selection.search_scores import SearchScores
+from tablepuppet.learn.selection.search_scores import SearchScores, draw
 from tablepuppet.learn.settings import check_whole
 from tablepuppet.learn.solve.allowance import counts_replies
 from tablepuppet.prep.pipelines.pipeline import DEFAULT, Pipeline

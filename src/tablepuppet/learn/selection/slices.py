@@ -24,9 +24,9 @@ from tablepuppet.learn.selection.slice_lattice import Found, Lattice, Pair, Scor
 from tablepuppet.learn.settings import check_whole
 from tablepuppet.operators.client import Client
 from tablepuppet.prep.columns.category_names import Coded, ask_public_names
-from tablepuppet.prep.columns.days import as_date, shown_date
 from tablepuppet.prep.columns.selected import check_across, check_without_noise, find_column, is_category, is_date
 from tablepuppet.prep.columns.sent_columns import SentCategories, SentColumns
+from tablepuppet.prep.columns.values import as_date, shown_date
 from tablepuppet.prep.explore.distribution import Distributions
 from tablepuppet.prep.explore.pooled import check_number
 from tablepuppet.prep.explore.quantiles import quantiles_of
@@ -83,7 +83,6 @@ class Slices(TableResult):
         )
 
     def table_view(self) -> TableView:
-        """One row per slice, for people."""
         named = {"wrong": "share of wrong classes", "log_loss": "log loss"}.get(self.kind, f"{self.kind} error")
         title = f"Worst slices of {self.rows:,} joined rows; {named} {shown(self.mean_error)} in all"
         rows = [[str(each), f"{each.size:,}", shown(each.mean_error), shown(each.score)] for each in self]

@@ -210,4 +210,4 @@ def top_scores(top: Top, embeddings: Embeddings, rows: JoinedRows, unit: float) 
 
 def _top_scores(block: Block, top: Top, embeddings: Embeddings, unit: float) -> None:
     found = top.scores({alias: block.taken(alias, values) for alias, values in embeddings.items()})
-    block.stored(SCORES)[:] = unit * (found if found.ndim == 1 else found.T)
+    block.stored[SCORES][:] = unit * (found if found.ndim == 1 else found.T)

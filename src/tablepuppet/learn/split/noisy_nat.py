@@ -28,8 +28,7 @@ from tablepuppet.learn.tables.model import RowModel
 from tablepuppet.learn.tables.noisy import sampled_gradient, take_noisy_steps
 from tablepuppet.learn.tables.parameters import unchanged_if_refused
 from tablepuppet.learn.tables.steps import Update, step
-from tablepuppet.party.added_noise import PredictionNoise, SampleNoise
-from tablepuppet.party.arguments import NotNegative, Rates, Seed
+from tablepuppet.party.arguments import NotNegative, PredictionNoise, Rates, SampleNoise, Seed
 from tablepuppet.party.local_table import LocalTable
 from tablepuppet.party.ops import Values
 from tablepuppet.party.release import Release

@@ -24,8 +24,7 @@ from tablepuppet.learn.split.narrow import Bits, Narrow, narrowed, widened
 from tablepuppet.learn.split.table import BatchSums, Forward, TorchTable
 from tablepuppet.learn.tables.noisy import noisy_predictions
 from tablepuppet.learn.tables.parameters import TableParameters, held_parameters, hold_parameters
-from tablepuppet.party.added_noise import PredictionNoise
-from tablepuppet.party.arguments import Bound, Multiplier, Positive, Seed
+from tablepuppet.party.arguments import Bound, Multiplier, Positive, PredictionNoise, Seed
 from tablepuppet.party.local_table import LocalTable
 from tablepuppet.party.ops import Values, op
 from tablepuppet.party.release import Release

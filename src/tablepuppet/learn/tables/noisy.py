@@ -18,8 +18,8 @@ from numpy.typing import NDArray
 from tablepuppet.arrays import Array
 from tablepuppet.learn.tables.model import RowModel
 from tablepuppet.learn.tables.parameters import TableParameters
-from tablepuppet.party.added_noise import PredictionNoise, SampleNoise, SumNoise
 from tablepuppet.party.allowance import check_time
+from tablepuppet.party.arguments import PredictionNoise, SampleNoise, SumNoise
 from tablepuppet.party.local_table import LocalTable
 from tablepuppet.prep.encode.encoded_table import EncodedTable, SealedTable, check_length
 from tablepuppet.privacy.clip import blocks, clipped, zeroed

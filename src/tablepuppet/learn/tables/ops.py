@@ -20,8 +20,7 @@ from tablepuppet.learn.tables.parameters import (
     parameters_for_predictions,
 )
 from tablepuppet.learn.tables.steps import released
-from tablepuppet.party.added_noise import PredictionNoise, SumNoise
-from tablepuppet.party.arguments import Seed
+from tablepuppet.party.arguments import PredictionNoise, Seed, SumNoise
 from tablepuppet.party.local_table import LocalTable
 from tablepuppet.party.ops import Values, op
 from tablepuppet.party.release import Release

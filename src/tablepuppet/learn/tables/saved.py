@@ -23,8 +23,7 @@ from tablepuppet.mapping.joined_rows import SCORES
 from tablepuppet.operators.client import Client
 from tablepuppet.operators.loj import LearningOverJoin
 from tablepuppet.operators.lou import LearningOverUnion
-from tablepuppet.party.added_noise import PredictionNoise
-from tablepuppet.party.arguments import Name
+from tablepuppet.party.arguments import Name, PredictionNoise
 from tablepuppet.party.kept import KeptCategories, KeptPart
 from tablepuppet.party.local_table import LocalTable
 from tablepuppet.party.ops import Values, op

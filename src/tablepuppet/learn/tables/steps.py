@@ -26,7 +26,7 @@ from tablepuppet.learn.tables.parameters import (
     parameters_of,
     unchanged_if_refused,
 )
-from tablepuppet.party.added_noise import PredictionNoise, SumNoise
+from tablepuppet.party.arguments import PredictionNoise, SumNoise
 from tablepuppet.party.local_table import LocalTable
 from tablepuppet.party.ops import Values, op
 from tablepuppet.prep.encode.encode import encoded_for_noise, sealed

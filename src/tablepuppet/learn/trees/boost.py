@@ -117,21 +117,21 @@ def _leaf_values(loss: JoinedLoss, grower: Grower, leaves: list[Codes]) -> dict[
 def _derive(block: Block, loss: Loss) -> None:
     found = loss.evaluate(block[SCORES], block.labels, weights=block.weights)
     gradient, hessian = found.gradient, found.hessian.diagonal()
-    block.stored(SLOPES)[:] = gradient[None] if gradient.ndim == 1 else gradient.T
-    block.stored(CURVATURES)[:] = hessian[None] if hessian.ndim == 1 else hessian.T
+    block.stored[SLOPES][:] = gradient[None] if gradient.ndim == 1 else gradient.T
+    block.stored[CURVATURES][:] = hessian[None] if hessian.ndim == 1 else hessian.T
 
 
 def _derive_sampled(block: Block, loss: Loss, alias: str, chosen: NDArray[np.bool_]) -> None:
     _derive(block, loss)
     inside = block.taken(alias, chosen)[:, 0]
     for column in (SLOPES, CURVATURES):
-        block.stored(column)[:] *= inside
-    block.stored(SAMPLED)[:] = inside
+        block.stored[column][:] *= inside
+    block.stored[SAMPLED][:] = inside
 
 
 def _add_leaves(block: Block, output: int, leaves: Codes, values: Array) -> None:
-    scores = block.stored((SCORES, output))
-    scores += values.take(leaves.take(block.stored((NODES, output))))
+    scores = block.stored[SCORES, output]
+    scores += values.take(leaves.take(block.stored[NODES, output]))
 
 
 def _quantile_of_labels(block: Block, quantile: float) -> float:
@@ -140,11 +140,11 @@ def _quantile_of_labels(block: Block, quantile: float) -> float:
 
 def _leaf_quantiles(block: Block, output: int, leaves: Codes, quantile: float, sampled: bool) -> dict[int, float]:
     """The quantile of what is left of labels, by leaf."""
-    own = leaves.take(block.stored((NODES, output)))
-    left = block.labels - block.stored((SCORES, output))
+    own = leaves.take(block.stored[NODES, output])
+    left = block.labels - block.stored[SCORES, output]
     weights = block.weights
     if sampled:
-        inside = block.stored((SAMPLED, 0)) > 0
+        inside = block.stored[SAMPLED, 0] > 0
         own, left, weights = own[inside], left[inside], None if weights is None else weights[inside]
     order = np.argsort(own, kind="stable")
     numbers, starts = np.unique(own[order], return_index=True)

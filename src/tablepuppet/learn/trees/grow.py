@@ -450,18 +450,18 @@ def tree_of(inner: Sequence[Node], leaves: Codes, places: Mapping[int, int], val
 
 
 def _to_roots(block: Block) -> None:
-    nodes = block.stored(NODES)
+    nodes = block.stored[NODES]
     nodes[:] = np.arange(len(nodes), dtype=np.int32)[:, None]
 
 
 def _to_groups(block: Block, output: int, groups: Codes) -> None:
-    np.take(groups, block.stored((NODES, output)), out=block.stored((GROUPS, 0)), mode="clip")
+    np.take(groups, block.stored[NODES, output], out=block.stored[GROUPS, 0], mode="clip")
 
 
 def _to_children(block: Block, alias: str, words: Words, slots: Codes, left: Codes, outputs: Sequence[int]) -> None:
     word = block.taken(alias, words)[:, 0]
     for output in outputs:
-        nodes = block.stored((NODES, output))
+        nodes = block.stored[NODES, output]
         slot = slots.take(nodes)
         goes_left = word >> slot.astype(np.uint64) & np.uint64(1)  # of rows in other nodes this is nothing
         np.copyto(nodes, left.take(nodes) + 1 - goes_left.astype(np.int32), where=slot >= 0)
@@ -469,11 +469,11 @@ def _to_children(block: Block, alias: str, words: Words, slots: Codes, left: Cod
 
 def _node_totals(block: Block, first: int, size: int, sampled: bool) -> Array:
     found = np.zeros((size, 3))
-    for output in range(len(block.stored(NODES))):
-        nodes = block.stored((NODES, output)) - first
+    for output in range(len(block.stored[NODES])):
+        nodes = block.stored[NODES, output] - first
         fresh = np.flatnonzero(nodes >= 0)
         at = nodes[fresh]
         for kind, column in ((GRADIENT, SLOPES), (HESSIAN, CURVATURES)):
-            found[:, kind] += np.bincount(at, block.stored((column, output))[fresh], size)
-        found[:, COUNT] += np.bincount(at, block.stored((SAMPLED, 0))[fresh] if sampled else None, size)
+            found[:, kind] += np.bincount(at, block.stored[column, output][fresh], size)
+        found[:, COUNT] += np.bincount(at, block.stored[SAMPLED, 0][fresh] if sampled else None, size)
     return found

@@ -251,13 +251,13 @@ BOOSTED = "scores of earlier rounds"
 
 
 def _to_zero(block: Block) -> None:
-    block.stored(SCORES)[:] = 0.0
+    block.stored[SCORES][:] = 0.0
 
 
 def _start(block: Block) -> None:
-    block.stored(BOOSTED)[:] = 0.0
+    block.stored[BOOSTED][:] = 0.0
 
 
 def _remember(block: Block) -> None:
-    block.stored(BOOSTED)[:] += block.stored(SCORES)
-    block.stored(SCORES)[:] = block.stored(BOOSTED)
+    block.stored[BOOSTED][:] += block.stored[SCORES]
+    block.stored[SCORES][:] = block.stored[BOOSTED]

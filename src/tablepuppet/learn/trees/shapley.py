@@ -97,12 +97,12 @@ def _codes(tree: Tree, paths: Sequence[Path], table: int, bits: NDArray[np.uint8
 def _parts(
     block: Block, paths: Sequence[Path], codes: Mapping[str, Words], groups: Mapping[Key, int], size: int
 ) -> Array:
-    found = np.zeros((len(block), size))
+    found = np.zeros((block.rows, size))
     taken = [block.taken(alias, each) for alias, each in codes.items()]
     for place, path in enumerate(paths):
         if not path.keys:
             continue
-        ruled_out = np.zeros(len(block), np.uint64)
+        ruled_out = np.zeros(block.rows, np.uint64)
         for each in taken:
             ruled_out |= each[:, place]
         kinds, of_row = np.unique(ruled_out, return_inverse=True)

@@ -101,11 +101,11 @@ def add_scores(rows: JoinedRows, forest: Forest, aliases: Sequence[str], bits: B
 
 
 def _add(block: Block, trees: Sequence[tuple[int, int, Array, Words]], masks: Mapping[str, Words]) -> None:
-    scores, start = block.stored(SCORES), 0
+    scores, start = block.stored[SCORES], 0
     taken = [block.taken(alias, mask) for alias, mask in masks.items()]
     for output, words, values, every in trees:
         for word in range(words):
-            found = np.full(len(block), every[word])
+            found = np.full(block.rows, every[word])
             for mask in taken:
                 found &= mask[:, start + word]
             leaf = np.frexp(found.astype(np.float64))[1] - 1 + word * LEAVES  # the number of the only bit

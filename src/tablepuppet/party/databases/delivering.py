@@ -19,9 +19,8 @@ import pyarrow as pa
 
 from tablepuppet.errors import PartyError
 from tablepuppet.party.database import UnavailableError
-from tablepuppet.party.databases.names import identifier, text_literal
-from tablepuppet.party.databases.paths import existing
-from tablepuppet.party.databases.server_urls import connection_options
+from tablepuppet.party.databases.names import existing, identifier, text_literal
+from tablepuppet.party.databases.servers import connection_options
 from tablepuppet.party.databases.urls import open_database
 from tablepuppet.sql.quiet_duckdb import connect
 

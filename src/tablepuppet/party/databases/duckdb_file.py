@@ -20,14 +20,16 @@ from tablepuppet.party.allowance import check_time
 from tablepuppet.party.database import Source, SourceTable, UnavailableError
 from tablepuppet.party.databases.names import (
     AskedColumn,
+    FileState,
+    existing,
     find_columns,
     find_table,
     identifier,
     numbered_by,
     select,
+    state_of,
     text_literal,
 )
-from tablepuppet.party.databases.paths import FileState, existing, state_of
 from tablepuppet.party.databases.sandbox import allow, count, describe, sandbox
 from tablepuppet.party.databases.view_text import aggregating
 from tablepuppet.sql.query import Comparison

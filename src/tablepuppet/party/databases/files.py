@@ -1,6 +1,6 @@
 """A party whose tables are files in a folder, each file a table named by its stem; of Parquet, each folder too.
 
-The formats (`Csv`, `Parquet`, and `Arrow` of arrow_files.py) say how one file is read. Positions are the file's order.
+The formats (`Csv`, `Parquet`, and `Arrow` of arrow_tables.py) say how one file is read. Positions are the file's order.
 """
 
 from __future__ import annotations
@@ -15,9 +15,16 @@ import duckdb
 
 from tablepuppet.errors import PartyError
 from tablepuppet.party.database import Source, SourceTable, UnavailableError
-from tablepuppet.party.databases.arrow_files import Arrow
-from tablepuppet.party.databases.names import AskedColumn, find_columns, find_table, numbered_by, select, text_literal
-from tablepuppet.party.databases.paths import existing
+from tablepuppet.party.databases.arrow_tables import Arrow
+from tablepuppet.party.databases.names import (
+    AskedColumn,
+    existing,
+    find_columns,
+    find_table,
+    numbered_by,
+    select,
+    text_literal,
+)
 from tablepuppet.party.databases.sandbox import allow, count, describe, new_name, sandbox
 from tablepuppet.sql.query import Comparison
 

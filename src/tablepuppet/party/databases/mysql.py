@@ -28,12 +28,17 @@ from pymysql.cursors import DictCursor, SSCursor
 from tablepuppet.errors import PartyError
 from tablepuppet.party.allowance import check_time, interrupted_in_time
 from tablepuppet.party.database import SourceTable, UnavailableError, noticing_loss
-from tablepuppet.party.databases.connections import application, connections_to, seconds_left
 from tablepuppet.party.databases.foreign import IN_ORDER, MOST_COUNTED, ForeignReader, ForeignTable, Sent, stored
 from tablepuppet.party.databases.names import AskedColumn, find_table, identifier, text_literal
 from tablepuppet.party.databases.pushdown import Comparable, Kind, Value
 from tablepuppet.party.databases.sandbox import sandbox
-from tablepuppet.party.databases.server_urls import connection_options, masked
+from tablepuppet.party.databases.servers import (
+    application,
+    connection_options,
+    connections_to,
+    masked,
+    seconds_left,
+)
 from tablepuppet.party.databases.view_text import aggregating
 from tablepuppet.sql.query import Comparison
 

@@ -22,12 +22,18 @@ from adbc_driver_postgresql import StatementOptions, dbapi
 
 from tablepuppet.party.allowance import check_time, interrupted_in_time
 from tablepuppet.party.database import SourceTable, UnavailableError, noticing_loss
-from tablepuppet.party.databases.connections import application, connections_to, seconds_left
 from tablepuppet.party.databases.foreign import IN_ORDER, MOST_COUNTED, ForeignReader, ForeignTable, Sent, stored
 from tablepuppet.party.databases.names import AskedColumn, find_table, identifier, text_literal
 from tablepuppet.party.databases.pushdown import Comparable, Value, kind_of
 from tablepuppet.party.databases.sandbox import sandbox
-from tablepuppet.party.databases.server_urls import check_escapes, check_hosts, masked
+from tablepuppet.party.databases.servers import (
+    application,
+    check_escapes,
+    check_hosts,
+    connections_to,
+    masked,
+    seconds_left,
+)
 from tablepuppet.party.databases.view_text import aggregating
 from tablepuppet.sql.query import Comparison
 from tablepuppet.sql.types import Family, family

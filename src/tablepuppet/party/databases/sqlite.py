@@ -32,8 +32,15 @@ from tablepuppet.party.databases.foreign import (
     sent_name,
     stored,
 )
-from tablepuppet.party.databases.names import AskedColumn, find_table, identifier, numbered_by
-from tablepuppet.party.databases.paths import FileState, existing, state_of
+from tablepuppet.party.databases.names import (
+    AskedColumn,
+    FileState,
+    existing,
+    find_table,
+    identifier,
+    numbered_by,
+    state_of,
+)
 from tablepuppet.party.databases.pushdown import Comparable, Value, kind_of
 from tablepuppet.party.databases.sandbox import sandbox
 from tablepuppet.party.databases.view_text import aggregating

@@ -57,17 +57,11 @@ def category_names(
     rows = rows_by(table.view(view), blinded.codes, len(blinded.digests))
     first = np.full(len(blinded.digests) + 1, -1)
     first[blinded.codes[::-1]] = np.arange(len(blinded.codes))[::-1]
-    places, codes = _meeting(digests, blinded.digests)
+    first_asked, found = (np.ascontiguousarray(each).view("V16").ravel() for each in (digests, blinded.digests))
+    _, places, codes = np.intersect1d(first_asked, found, return_indices=True)
     kept = (rows[codes] > 0) & table.grant.is_group(rows[codes])
     names = names_of(values.take(pa.array(first[codes[kept]])))
     return all_grouped({"places": places[kept].astype(np.int32), "names": names}, rows[codes[kept]])
-
-
-def _meeting(asked: NDArray[np.uint8], found: NDArray[np.uint8]) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
-    """The positions of common digests in each of two lists."""
-    first, second = (np.ascontiguousarray(each).view("V16").ravel() for each in (asked, found))
-    _, places, codes = np.intersect1d(first, second, return_indices=True)
-    return places, codes
 
 
 def names_of(values: pa.ChunkedArray) -> list[str]:

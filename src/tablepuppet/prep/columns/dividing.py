@@ -18,13 +18,13 @@ from numpy.typing import NDArray
 from tablepuppet.errors import LearnError
 from tablepuppet.mapping.join import number_digests
 from tablepuppet.operators.client import Client
-from tablepuppet.party.reply_check import check_reply, keys_returned
 from tablepuppet.party.request import Step
-from tablepuppet.party.returns import Asked
-from tablepuppet.prep.columns.days import DATES
+from tablepuppet.party.returns import Asked, check_reply, keys_returned
 from tablepuppet.prep.columns.label import ask_classes, base_classes
 from tablepuppet.prep.columns.selected import check_across, check_without_noise, find_category, find_number
 from tablepuppet.prep.columns.sent_columns import SentColumns
+from tablepuppet.prep.columns.statistics import NO_DIGESTS
+from tablepuppet.prep.columns.values import DATES
 from tablepuppet.spelling import did_you_mean
 from tablepuppet.sql.expression import with_alias
 from tablepuppet.sql.plan import Plan
@@ -95,7 +95,7 @@ def _key_codes(client: Client, alias: str, label: str) -> NDArray[np.int64]:
     asked = [client.outbox.ask(shard.party, step, None, partial(check, shard.party)) for shard in shards]
     places = [[key.label for key in scans[shard.party].keys].index(label) for shard in shards]
     replies = [(reply.read(), place) for reply, place in zip(asked, places, strict=True)]
-    lists = [np.zeros((0, 16), np.uint8), *(reply[f"digests{place}"].view(np.uint8) for reply, place in replies)]
+    lists = [NO_DIGESTS, *(reply[f"digests{place}"].view(np.uint8) for reply, place in replies)]
     numbers, size = number_digests(lists)
     found = np.full(client.tables[alias].rows, size, np.int64)
     for shard, (reply, place), known in zip(shards, replies, numbers[1:], strict=True):

@@ -40,7 +40,6 @@ class SentClasses:
     """Distinct classes of the label's type; an empty list if there are more classes than ``most``."""
 
     def check(self, value: Any, asked: Asked, reply: Mapping[str, Any]) -> None:
-        """Raise `Wrong` unless it is such a list."""
         known = _KINDS.get(family(asked.type), ())
         if not isinstance(value, list) or not all(type(each) in known for each in value):
             raise Wrong("is no list of classes of the label's type")
@@ -59,7 +58,6 @@ class SentCalendarType:
     """The Arrow type of classes that are dates or timestamps (years 1 to 9999); empty for other classes."""
 
     def check(self, value: Any, asked: Asked, reply: Mapping[str, Any]) -> None:
-        """Raise `Wrong` unless it is one."""
         known = {Family.DATE: DAYS, Family.TIMESTAMP: TIMES}.get(family(asked.type), ("",))
         if not isinstance(value, str) or value not in known:
             raise Wrong("is no type of the label's values")

@@ -87,12 +87,10 @@ class Bucket:
 
     @property
     def low(self) -> int:
-        """The least word."""
         return self.prefix << (64 - 8 * self.depth)
 
     @property
     def high(self) -> int:
-        """The largest word."""
         return self.low + (1 << (64 - 8 * self.depth)) - 1
 
     def child(self, byte: int) -> Bucket:
@@ -100,7 +98,6 @@ class Bucket:
         return Bucket(self.prefix << 8 | byte, self.depth + 1)
 
     def chosen(self, words: Words) -> NDArray[np.bool_] | slice:
-        """Which words are in it."""
         return (words >> np.uint64(64 - 8 * self.depth)) == np.uint64(self.prefix) if self.depth else slice(None)
 
     def children(self, words: Words) -> NDArray[np.intp]:

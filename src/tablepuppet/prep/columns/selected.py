@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from tablepuppet.errors import LearnError, PrivacyError
-from tablepuppet.prep.columns.days import DATES
+from tablepuppet.prep.columns.values import DATES
 from tablepuppet.spelling import did_you_mean
 from tablepuppet.sql.catalog import Shard
 from tablepuppet.sql.expression import columns_of

@@ -22,7 +22,14 @@ from tablepuppet.party.local_table import LocalTable
 from tablepuppet.party.ops import Values, op
 from tablepuppet.party.release import Release
 from tablepuppet.party.returns import ROWS, Codes, Digests, Numbers, OfGroups, OfNoCell, Plain
-from tablepuppet.prep.columns.statistics import AskedColumns, KeyFamily, categories_of, key_family, released_numbers
+from tablepuppet.prep.columns.statistics import (
+    NO_DIGESTS,
+    AskedColumns,
+    KeyFamily,
+    categories_of,
+    key_family,
+    released_numbers,
+)
 from tablepuppet.sql.query import OutputColumn
 
 ASKED = (
@@ -120,7 +127,6 @@ class SentColumns:
         return blinding, self._client.ask("columns.codes", lambda alias, _: given if alias == column.alias else None)
 
     def numbers(self, column: OutputColumn) -> SentColumn:
-        """A numeric column."""
         self.ask_numbers([column])
         if column.name not in self._numbers:
             asked, alias = self._asked_numbers[column.name], column.alias
@@ -136,7 +142,7 @@ class SentColumns:
         if column.name not in self._codes:
             blinding, pending = self._asked_codes[column.name]
             replies = pending.read()[column.alias]
-            lists = [np.zeros((0, 16), np.uint8), *(reply["digests"] for reply in replies)]
+            lists = [NO_DIGESTS, *(reply["digests"] for reply in replies)]
             numbers, size = number_digests(lists)
             found = np.full(self._client.tables[column.alias].rows, size, np.int64)
             for shard, reply, known in zip(self._client.shards(column.alias), replies, numbers[1:], strict=True):

@@ -10,10 +10,11 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import numpy as np
 import pyarrow as pa
+from msgspec import Meta
 from numpy.typing import NDArray
 
 from tablepuppet.errors import PartyError
@@ -33,7 +34,10 @@ from tablepuppet.sql.types import Family, family
 
 KeyFamily = Literal["number", "float", "text", "date", "timestamp", "boolean", "uuid"]  # as `blind` knows them
 ORDER = b"the order of equal frequencies.."  # a key that everybody knows: public categories have one order everywhere
+NO_DIGESTS = np.zeros((0, 16), np.uint8)
 NO_TIES = np.zeros(0, np.uint64)
+MOST_BINS = 10_000
+Bins = Annotated[int, Meta(ge=1, le=MOST_BINS)]
 SUMS, SHAPE = 8, 2  # numbers that are returned of a column, and of its shape
 
 
@@ -42,7 +46,6 @@ class NumberSums:
     """Sums of columns as `number_statistics` returns them: counts are of the joined rows, squares are not negative."""
 
     def check(self, value: Any, asked: Asked, reply: Mapping[str, Any]) -> None:
-        """Raise `Wrong` unless it is such an array."""
         check_sums(value, "columns", asked, reply)
 
 
@@ -64,7 +67,6 @@ class CategoryWeights:
     """The weights of all categories: with missing rows they add up to the joined rows. Empty if there are too many."""
 
     def check(self, value: Any, asked: Asked, reply: Mapping[str, Any]) -> None:
-        """Raise `Wrong` unless it is such an array."""
         Numbers(("digests",), least=0.0, most=JOINED).check(value, asked, reply)
         distinct, most = reply["distinct"], asked.arguments["most"]
         is_listed = most is None or distinct <= most
@@ -184,9 +186,8 @@ def category_statistics(
     distinct = int(np.count_nonzero(kept))
     is_listed, groups = most is None or distinct <= max(most, 0), listed[:-1][weights > 0]
     if not is_listed and not top:
-        nothing = np.zeros((0, 16), np.uint8)
         counts = {"distinct": distinct, "top": float(weights.max(initial=0.0)), "missing": missing}
-        no_names = {"top_digest": nothing, "digests": nothing, "weights": np.zeros(0), "ties": NO_TIES}
+        no_names = {"top_digest": NO_DIGESTS, "digests": NO_DIGESTS, "weights": np.zeros(0), "ties": NO_TIES}
         return all_grouped(counts | no_names, groups)
     chosen = np.flatnonzero(kept) if is_listed else np.array([weights.argmax()])  # only these are blinded
     texts = canonical([found.distinct.take(pa.array(chosen))], [family])
@@ -326,7 +327,6 @@ class NumberStatistics:
         self._asked = AskedColumns(client, "statistics.numbers", columns, lambda _: {"shape": True} if shape else {})
 
     def read(self) -> dict[str, NumberSummary]:
-        """By column."""
         return {
             column.name: summary
             for _, listed, shards in self._asked.by_table("sums")
@@ -377,7 +377,6 @@ class CategoryStatistics:
         self._pending = client.ask("statistics.categories", lambda alias, _: asked if alias == column.alias else None)
 
     def read(self) -> CategorySummary:
-        """Over all shards."""
         return merge_categories(self._pending.read()[self.column.alias])
 
 
@@ -387,9 +386,8 @@ def merge_categories(shards: Sequence[Mapping[str, Any]]) -> CategorySummary:
     largest = max(shards, key=lambda reply: int(reply["distinct"]), default=None)
     if largest is None or any(len(reply["digests"]) < reply["distinct"] for reply in shards):
         distinct, top = (largest["distinct"], largest["top"]) if largest else (0, 0.0)
-        nothing = np.zeros((0, 16), np.uint8)
-        only = shards[0].get("top_digest", nothing) if len(shards) == 1 else nothing
-        return CategorySummary(distinct, top, missing, nothing, np.zeros(0), only, NO_TIES)
+        only = shards[0].get("top_digest", NO_DIGESTS) if len(shards) == 1 else NO_DIGESTS
+        return CategorySummary(distinct, top, missing, NO_DIGESTS, np.zeros(0), only, NO_TIES)
     digests = np.concatenate([reply["digests"] for reply in shards])
     [numbers], size = number_digests([digests])
     reported = np.concatenate([reply["weights"] for reply in shards])
@@ -399,6 +397,12 @@ def merge_categories(shards: Sequence[Mapping[str, Any]]) -> CategorySummary:
     all_ties = np.concatenate([NO_TIES, *(reply.get("ties", NO_TIES) for reply in shards)])
     ties = all_ties[first] if len(all_ties) == len(digests) else NO_TIES
     return CategorySummary(size, float(weights.max(initial=0.0)), missing, digests[first], weights, most, ties)
+
+
+def codes_of(digests: NDArray[np.uint8], known: NDArray[np.uint8]) -> NDArray[np.int32]:
+    """The code of each digest among the known ones, which differ; -1 where it is new."""
+    (_, numbers_here), _ = number_digests([known, digests])
+    return np.where(numbers_here < len(known), numbers_here, -1).astype(np.int32)
 
 
 def key_family(column: OutputColumn) -> str:

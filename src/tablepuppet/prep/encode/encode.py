@@ -18,12 +18,11 @@ from numpy.typing import ArrayLike, NDArray
 
 from tablepuppet.arrays import Mask
 from tablepuppet.errors import LearnError, PartyError
-from tablepuppet.mapping.join import number_digests
 from tablepuppet.mapping.table_mapping import ShardRows
 from tablepuppet.operators.client import Client
 from tablepuppet.party.allowance import check_memory
 from tablepuppet.party.arguments import Means, Scales
-from tablepuppet.party.key_rule import named_key
+from tablepuppet.party.blind import named_key
 from tablepuppet.party.local_table import LocalTable, RelationRows
 from tablepuppet.party.ops import Values, op
 from tablepuppet.party.policy import Use
@@ -31,18 +30,15 @@ from tablepuppet.party.release import Release
 from tablepuppet.pieces import pieces
 from tablepuppet.prep.columns.category_names import CategoryNames, Coded
 from tablepuppet.prep.columns.selected import is_public
-from tablepuppet.prep.columns.statistics import KeyFamily, check_family, key_family
-from tablepuppet.prep.columns.values import numbers
+from tablepuppet.prep.columns.statistics import KeyFamily, key_family
 from tablepuppet.prep.encode.encoded_table import EncodedTable, KnownCategories, SealedTable
 from tablepuppet.prep.encode.frame import Frame
-from tablepuppet.prep.encode.program import Shapes, check_steps, inverse, run, to_predict
+from tablepuppet.prep.encode.program import Shapes, check_steps, inverse, read_frame, run, to_predict
 from tablepuppet.prep.encode.specs import StepSpec
 from tablepuppet.runs.events import Events
 from tablepuppet.spelling import did_you_mean
 from tablepuppet.sql.query import OutputColumn
 
-SIZE = 16  # bytes of a digest
-NO_DIGESTS = np.zeros((0, SIZE), np.uint8)
 BLOCK = 1 << 16  # numbers that are encoded before they are written into rows
 FARTHEST = 1e6  # scales off the mean: private encoders take what lies further as that far
 
@@ -98,7 +94,6 @@ class CategoryEncoder:
 
     @property
     def size(self) -> int:
-        """How many codes there are."""
         return len(self.digests) + len(self.more)
 
     @property
@@ -117,7 +112,6 @@ class TableSteps:
 
     @property
     def columns(self) -> list[OutputColumn]:
-        """All that is read."""
         return [*self.numbers, *(column for column, _ in self.categories)]
 
 
@@ -150,7 +144,6 @@ class Encoding:
         return [name for encoder in encoders for name in encoder.names]
 
     def columns(self, alias: str) -> int:
-        """Columns of a table that are encoded."""
         return len(self.numbers[alias]) + len(self.categories[alias])
 
     def table(self, alias: str) -> TableSteps:
@@ -434,34 +427,3 @@ def _encoded(table: LocalTable, view: str, encoding: str) -> EncodedShard:
     if not isinstance(found, EncodedShard) or found.view is not table.view(view):  # rows may be announced again
         raise PartyError(f"party {table.grant.party!r} has not encoded the rows of this relation; fit the model again")
     return found
-
-
-def read_frame(
-    table: LocalTable, op_name: str, view: str, blinding: str, columns: Sequence[str],
-    categories: Sequence[tuple[str, str]], steps: Sequence[StepSpec], digests: Mapping[str, NDArray[np.uint8]],
-    private: bool = False, learned: bool = False,
-) -> tuple[Frame, Shapes]:  # fmt: skip
-    """The columns that an op reads, and the shapes of those that steps leave; no row is read yet.
-
-    PartyError unless columns are of types that can be read so, and steps fit them.
-    """
-    where = f"party {table.grant.party!r}: {op_name}"
-    if set(digests) != {f"digests{place}" for place in range(len(categories))}:
-        raise PartyError(f"{where} needs digests for each of its categories")
-    if any(each.ndim != 2 or each.shape[1] != SIZE for each in digests.values()):
-        raise PartyError(f"{where} needs digests of {SIZE} bytes")
-    if any(number_digests([each])[1] < len(each) for each in digests.values()):
-        raise PartyError(f"{where}: a category is listed twice")  # codes of others would depend on each other
-    if len({*columns, *(name for name, _ in categories)}) < len(columns) + len(categories):
-        raise PartyError(f"{where} reads each column once")
-    for name, kind in categories:
-        check_family(table, name, kind)
-    if steps:
-        for name in columns:
-            numbers(table.snapshot.nothing_of(name))
-    known = {name: (kind, digests[f"digests{place}"]) for place, (name, kind) in enumerate(categories)}
-    try:
-        shapes = Shapes.of(columns, {name: len(listed) for name, (_, listed) in known.items()}, steps)
-    except PartyError as error:
-        raise PartyError(f"{where}: {error}") from None
-    return Frame(table, view, blinding, known, private, learned and not private), shapes

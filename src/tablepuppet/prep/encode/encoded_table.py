@@ -51,11 +51,9 @@ class SealedTable:
 
     @property
     def width(self) -> int:
-        """Encoded columns."""
         return self.empty.width
 
     def open(self) -> EncodedTable:
-        """The rows."""
         self._look()
         if self._compute is not None:
             self._opened, self._compute = self._compute(), None  # frees what it was computed from
@@ -74,7 +72,6 @@ class EncodedTable:
 
     @property
     def width(self) -> int:
-        """Encoded columns."""
         return int(self.dense.shape[1]) + sum(self.sizes)
 
     @property

@@ -10,11 +10,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tablepuppet.arrays import Array, Mask
-from tablepuppet.mapping.join import number_digests
 from tablepuppet.party.blind import Blinded, blind
 from tablepuppet.party.groups import rows_by, rows_of
 from tablepuppet.party.local_table import LocalTable
-from tablepuppet.prep.columns.statistics import shown
+from tablepuppet.prep.columns.statistics import codes_of, shown
 from tablepuppet.prep.columns.values import numbers
 
 
@@ -151,9 +150,3 @@ class Frame:
             if not (grant.is_group(ones) and grant.is_group(others)):
                 is_set = np.full_like(is_set, ones > others)
         return NumberColumn(is_set.astype(np.float64), np.ones_like(is_set))
-
-
-def codes_of(digests: NDArray[np.uint8], known: NDArray[np.uint8]) -> NDArray[np.int32]:
-    """The code of each digest among the known ones, which differ; -1 where it is new."""
-    (_, numbers_here), _ = number_digests([known, digests])
-    return np.where(numbers_here < len(known), numbers_here, -1).astype(np.int32)

@@ -2,7 +2,7 @@
 
 `Shapes` applies them to names alone: which columns exist, and whether they contain numbers or codes. So a step that
 does not fit is refused before a row is read. The coordinator does the same, and knows which columns a party will
-create.
+create. A party's ops read columns (`read_frame`), refuse steps that may not run (`check_steps`), and run them.
 """
 
 from __future__ import annotations
@@ -10,12 +10,21 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
+import numpy as np
+from numpy.typing import NDArray
+
 from tablepuppet.arrays import Array
 from tablepuppet.errors import PartyError
+from tablepuppet.mapping.join import number_digests
 from tablepuppet.party.allowance import check_memory, check_time
+from tablepuppet.party.local_table import LocalTable
 from tablepuppet.prep.columns.given_bounds import Bounds
+from tablepuppet.prep.columns.statistics import check_family
+from tablepuppet.prep.columns.values import numbers
 from tablepuppet.prep.encode.frame import Frame
 from tablepuppet.prep.encode.specs import NUMBERS, Drop, FoldLookup, StepSpec, within
+
+DIGEST = 16  # bytes of a digest
 
 
 @dataclass
@@ -39,12 +48,10 @@ class Shapes:
 
     @property
     def numbers(self) -> list[str]:
-        """Columns of numbers."""
         return [name for name, size in self.sizes.items() if size == NUMBERS]
 
     @property
     def coded(self) -> dict[str, int]:
-        """Columns of codes, with how many."""
         return {name: size for name, size in self.sizes.items() if size != NUMBERS}
 
     def follow(self, step: StepSpec) -> None:
@@ -84,6 +91,37 @@ def needed_for(steps: Sequence[StepSpec], names: Iterable[str]) -> list[StepSpec
 def to_predict(steps: Iterable[StepSpec]) -> tuple[StepSpec, ...]:
     """The steps for rows that were not learned from: what folds have of their own is for training rows."""
     return tuple(step.full if isinstance(step, FoldLookup) else step for step in steps)
+
+
+def read_frame(
+    table: LocalTable, op_name: str, view: str, blinding: str, columns: Sequence[str],
+    categories: Sequence[tuple[str, str]], steps: Sequence[StepSpec], digests: Mapping[str, NDArray[np.uint8]],
+    private: bool = False, learned: bool = False,
+) -> tuple[Frame, Shapes]:  # fmt: skip
+    """The columns that an op reads, and the shapes of those that steps leave; no row is read yet.
+
+    PartyError unless columns are of types that can be read so, and steps fit them.
+    """
+    where = f"party {table.grant.party!r}: {op_name}"
+    if set(digests) != {f"digests{place}" for place in range(len(categories))}:
+        raise PartyError(f"{where} needs digests for each of its categories")
+    if any(each.ndim != 2 or each.shape[1] != DIGEST for each in digests.values()):
+        raise PartyError(f"{where} needs digests of {DIGEST} bytes")
+    if any(number_digests([each])[1] < len(each) for each in digests.values()):
+        raise PartyError(f"{where}: a category is listed twice")  # codes of others would depend on each other
+    if len({*columns, *(name for name, _ in categories)}) < len(columns) + len(categories):
+        raise PartyError(f"{where} reads each column once")
+    for name, kind in categories:
+        check_family(table, name, kind)
+    if steps:
+        for name in columns:
+            numbers(table.snapshot.nothing_of(name))
+    known = {name: (kind, digests[f"digests{place}"]) for place, (name, kind) in enumerate(categories)}
+    try:
+        shapes = Shapes.of(columns, {name: len(listed) for name, (_, listed) in known.items()}, steps)
+    except PartyError as error:
+        raise PartyError(f"{where}: {error}") from None
+    return Frame(table, view, blinding, known, private, learned and not private), shapes
 
 
 def check_steps(steps: Sequence[StepSpec], frame: Frame) -> None:

@@ -20,8 +20,8 @@ from numpy.typing import NDArray
 
 from tablepuppet.arrays import Array
 from tablepuppet.errors import LearnError, PartyError
-from tablepuppet.prep.columns.days import PART_BOUNDS, DatePart, date_part
 from tablepuppet.prep.columns.given_bounds import Bounds
+from tablepuppet.prep.columns.values import PART_BOUNDS, DatePart, date_part
 from tablepuppet.prep.encode.frame import AnyColumn, CodedColumn, Frame, NumberColumn
 
 FARTHEST = 1e155  # of a number in a step: its square is an ordinary number
@@ -96,11 +96,9 @@ class NumberFunction(ColumnStep, frozen=True):
     """A rising function of each number."""
 
     def values(self, values: Array) -> Array:
-        """The function's values."""
         raise NotImplementedError
 
     def value(self, value: float) -> float:
-        """The function's value for one number."""
         return float(self.values(np.array([value]))[0])
 
     def run(self, frame: Frame) -> AnyColumn:
@@ -288,7 +286,6 @@ class Product(FittedStep, frozen=True, tag="product"):
 
     @property
     def reads(self) -> Sequence[str]:
-        """The columns that it reads."""
         return self.factors
 
     def run(self, frame: Frame) -> AnyColumn:

@@ -2,8 +2,7 @@
 
 Each pair is computed over the joined rows that have both values, about its means over these rows (pair_moments.py). For
 columns of one table, the party returns weighted products of its columns (release GRAM). For columns of two tables, both
-are sent, one number per base row (sent_columns.py), and the coordinator uses the mapping to combine them
-(pairs_across.py).
+are sent, one number per base row (sent_columns.py), and the coordinator uses the mapping to combine them.
 
 Nothing is released for a pair if the rows with both values, or those with only one of them, are some but fewer than the
 policy's ``min_group``. Nor if its rows differ in so few from those of another released pair of one of its columns: the
@@ -37,8 +36,15 @@ from tablepuppet.prep.columns.selected import check_across, check_without_noise,
 from tablepuppet.prep.columns.sent_columns import SentColumns
 from tablepuppet.prep.columns.statistics import AskedColumns, NumberStatistics, NumberSummary
 from tablepuppet.prep.columns.values import numbers
-from tablepuppet.prep.explore.pair_moments import COUNT, PRODUCT, SQUARES, merged, pair_moments
-from tablepuppet.prep.explore.pairs_across import TableColumns, fill_across
+from tablepuppet.prep.explore.pair_moments import (
+    COUNT,
+    PRODUCT,
+    SQUARES,
+    TableColumns,
+    fill_across,
+    merged,
+    pair_moments,
+)
 from tablepuppet.privacy.clip import blocks
 from tablepuppet.runs.events import Events
 from tablepuppet.runs.figures import UNKNOWN, WITHHELD, fixed, shown
@@ -55,7 +61,6 @@ class Moments:
     """Moments of each pair of columns (pair_moments.py), NaN where nothing is released: counts are of joined rows."""
 
     def check(self, value: Any, asked: Asked, reply: Mapping[str, Any]) -> None:
-        """Raise `Wrong` unless it is such an array."""
         size = len(asked.arguments["columns"])
         Numbers((4, size, size), finite=False).check(value, asked, reply)
         count = value[COUNT][~np.isnan(value[COUNT])]
@@ -132,7 +137,6 @@ class ColumnMatrix(TableResult):
         return pa.table([pa.array(self.columns, pa.string()), *numbers_], names=["column", *self.columns])
 
     def table_view(self) -> TableView:
-        """A square table."""
         lines = zip(self.columns, self.values.tolist(), self.withheld.tolist(), strict=True)
         rows = [[name, *map(self._cell, line, withheld)] for name, line, withheld in lines]
         return TableView(self.title, aligned([""], self.columns), rows)
@@ -201,7 +205,11 @@ class _Pairs:
         sent.ask_numbers(columns if across else [])
         known = numbers_.read()
         for column in columns:
-            _check_values(column, known[column.name], step)
+            each = known[column.name]
+            if each.not_finite or (each.count and not (abs(each.mean) < LARGE and each.squares < LARGE**2)):
+                raise LearnError(
+                    f"{step}: column {column.name!r} has NaN, infinite or huge values; filter them in WHERE"
+                )
         place = {column.name: number for number, column in enumerate(columns)}
         own = {alias: [place[each.name] for each in listed] for alias, listed in asked.by_alias.items()}
         moments, replies = np.full((4, len(columns), len(columns)), np.nan), asked.replies.read()
@@ -210,7 +218,11 @@ class _Pairs:
                 merged, (reply["moments"] for reply in replies[alias]), np.zeros((4, len(places), len(places)))
             )
         if across:
-            tables = {alias: _sent_table(sent, known, asked.by_alias[alias]) for alias in own}
+            tables = {}
+            for alias, listed in asked.by_alias.items():
+                found, summaries = zip(*((sent.numbers(each), known[each.name]) for each in listed), strict=True)
+                least = max(each.least for each in found)
+                tables[alias] = TableColumns.of([each.values for each in found], summaries, least)
             fill_across(client.rows, tables, own, moments)
         aliases = np.array([column.alias for column in columns])
         sends = np.array([sends_across(client.plan, (column.alias,)) for column in columns], bool)
@@ -232,15 +244,3 @@ class _Pairs:
             found = both / size / size.T
         np.fill_diagonal(found, np.where(np.isnan(np.diag(found)), np.nan, 1.0))
         return np.asarray(np.clip(np.where(count > 1, found, np.nan), -1.0, 1.0))
-
-
-def _check_values(column: OutputColumn, known: NumberSummary, step: str) -> None:
-    """LearnError unless values and their squares are ordinary numbers."""
-    if known.not_finite or (known.count and not (abs(known.mean) < LARGE and known.squares < LARGE**2)):
-        raise LearnError(f"{step}: column {column.name!r} has NaN, infinite or huge values; filter them in WHERE")
-
-
-def _sent_table(sent: SentColumns, known: Mapping[str, NumberSummary], columns: Sequence[OutputColumn]) -> TableColumns:
-    """The columns of one table."""
-    found, summaries = [sent.numbers(column) for column in columns], [known[column.name] for column in columns]
-    return TableColumns.of([each.values for each in found], summaries, max(each.least for each in found))

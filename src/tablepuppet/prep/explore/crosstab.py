@@ -27,10 +27,9 @@ from tablepuppet.party.release import Release
 from tablepuppet.party.returns import JOINED, ROWS, Asked, Digests, Numbers, OfGroups, Plain, Returns, Wrong
 from tablepuppet.prep.columns.selected import check_across, check_without_noise, find_category
 from tablepuppet.prep.columns.sent_columns import SentColumns
-from tablepuppet.prep.columns.statistics import KeyFamily, categories_of, check_family, key_family
+from tablepuppet.prep.columns.statistics import NO_DIGESTS, KeyFamily, categories_of, check_family, key_family
 from tablepuppet.prep.explore.pooled import (
     MOST,
-    NO_DIGESTS,
     Grid,
     Known,
     Lines,
@@ -58,7 +57,6 @@ class CellCounts:
     """Joined rows by the kept categories of both columns; the last line of each is for pooled categories."""
 
     def check(self, value: Any, asked: Asked, reply: Mapping[str, Any]) -> None:
-        """Raise `Wrong` unless it is such an array."""
         most = asked.arguments["most"]
         shape = [len(reply[name]) + 1 if reply[f"{name}_count"] <= most else 1 for name in AXES]
         Numbers(tuple(shape), least=0.0, most=JOINED).check(value, asked, reply)
@@ -134,7 +132,6 @@ class Crosstab(TableResult):
 
     @property
     def total(self) -> float:
-        """Joined rows with both values."""
         return float(self.counts.sum())
 
     @property
@@ -150,7 +147,6 @@ class Crosstab(TableResult):
 
     @property
     def dof(self) -> int:
-        """Degrees of freedom."""
         first, second = self._filled
         return max(first - 1, 0) * max(second - 1, 0)
 
@@ -194,7 +190,6 @@ class Crosstab(TableResult):
         return pa.table([*labels, pa.array(self.counts.ravel().astype(np.int64))], names=[*self.names, "count"])
 
     def table_view(self) -> TableView:
-        """The table, and below it how closely the columns go together."""
         rows = [
             [label, *(f"{count:,.0f}" for count in line), f"{line.sum():,.0f}"]
             for label, line in zip(self.rows, self.counts, strict=True)

@@ -16,9 +16,16 @@ import pyarrow as pa
 from tablepuppet.errors import LearnError
 from tablepuppet.operators.client import Client
 from tablepuppet.prep.columns.category_names import Coded, ask_public_names
-from tablepuppet.prep.columns.days import DATES, as_date, shown_date, shown_value
-from tablepuppet.prep.columns.selected import check_without_noise, find_columns, is_category, is_date, is_public
+from tablepuppet.prep.columns.selected import (
+    check_without_noise,
+    find_columns,
+    is_category,
+    is_date,
+    is_number,
+    is_public,
+)
 from tablepuppet.prep.columns.statistics import CategoryStatistics, CategorySummary, NumberStatistics
+from tablepuppet.prep.columns.values import DATES, as_date, shown_date, shown_value
 from tablepuppet.prep.explore.distribution import Distributions
 from tablepuppet.prep.explore.noisy_distribution import NoisyDistribution
 from tablepuppet.prep.explore.noisy_statistics import NoiseRequest, NoisyStatistics, NoisySummary, Spent, noisy_features
@@ -223,16 +230,17 @@ def describe_exactly(
     """Without noise; ``numbers`` has the statistics of numbers, with shape, if known."""
     check_without_noise(client.plan, listed, "describe")
     done = events.progress("describe", "computing statistics at the parties", len(listed))
-    numeric = [column for column in listed if family(column.type) in NUMERIC]
+    numeric = [column for column in listed if is_number(column)]
+    texts = {column.name for column in listed if is_category(column, categorical)}
     asked_numbers = numbers or NumberStatistics(client, numeric, shape=True)
     asked_quartiles = Distributions(client, numeric)
     asked = {
-        column.name: _ask_categories(client, column, is_category(column, categorical))
+        column.name: _ask_categories(client, column, column.name in texts)
         for column in listed
         if family(column.type) in COUNTED
     }
-    summaries, rows, rare = asked_numbers.read(), [], list[str]()
-    categories = [each for each in asked.values() if is_category(each.column, categorical)]
+    summaries, rows, rare, joined = asked_numbers.read(), [], list[str](), len(client.rows)
+    categories = [each for each in asked.values() if each.column.name in texts]
     names = ask_public_names(client, [Coded(e.column, e.blinding, e.read().top_digest) for e in categories])
     quartiles = quantiles_of(asked_quartiles, list(_QUARTILES.values()))
     tops = {name: texts[0] for name, texts in names.by_column().items()}
@@ -247,15 +255,14 @@ def describe_exactly(
             if is_date(column):
                 row |= {place: as_date(row[name]) for name, place in _DATES.items()}
         if column.name in asked:
-            with_share = is_category(column, categorical)
             counted, shards = asked[column.name].read(), len(client.shards(column.alias))
-            row |= _categories(counted, len(client.rows), row.get("count"), with_share)
+            row |= _categories(counted, joined, row.get("count"), column.name in texts)
             rare += [column.name] if row["distinct"] is None else []
             if shards > 1 and len(counted.digests) < counted.distinct:
                 row["distinct"] = None  # shards were not compared
             row |= {"top": tops.get(column.name)}
         rows.append(row)
-        done(len(rows))
+    done(len(rows))
     odd = [column.name for column in numeric if summaries[column.name].not_finite]
     public = [column.name for column in listed if is_public(client.plan, column)]
     return Description(rows, not_finite=odd, public=public, rare=rare)

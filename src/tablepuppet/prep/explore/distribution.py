@@ -11,17 +11,16 @@ How a party divides a bucket into cells is in cells.py. It counts how many colum
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from itertools import pairwise
 from typing import Annotated, Any
 
 import numpy as np
 from msgspec import Meta
 from numpy.typing import NDArray
 
-from tablepuppet.arrays import Array, Words
+from tablepuppet.arrays import Array, Mask, Words
 from tablepuppet.errors import PartyError
 from tablepuppet.mapping.table_mapping import ShardRows
 from tablepuppet.operators.client import Client, Pending
@@ -32,12 +31,10 @@ from tablepuppet.party.ops import Values, op
 from tablepuppet.party.policy import Level
 from tablepuppet.party.release import Release
 from tablepuppet.party.returns import JOINED, Asked, Numbers, OfGroups, Returns, Wrong
-from tablepuppet.prep.columns.ordered import DEPTHS, FAN, INFINITY, Bucket, values_of
+from tablepuppet.prep.columns.ordered import DEPTHS, FAN, INFINITY, Bucket, values_of, words_of
 from tablepuppet.prep.explore.cells import GROUPS, NEXT_NONE, Cells, ColumnWords, no_cells
 from tablepuppet.sql.query import OutputColumn
 
-MOST_BINS = 10_000
-Bins = Annotated[int, Meta(ge=1, le=MOST_BINS)]
 Depth = Annotated[int, Meta(ge=0, le=DEPTHS - 1)]
 MOST_BUCKETS = 1 << 16  # that one request may ask for
 UNCUT = -1  # the depth of a cell that cannot be cut
@@ -48,7 +45,6 @@ class DisjointCells:
     """The least words of cells, rising within each bucket, with the largest ones in ``highs``; none overlap."""
 
     def check(self, value: Any, asked: Asked, reply: Mapping[str, Any]) -> None:
-        """Raise `Wrong` unless they are such cells."""
         highs, sizes = reply["highs"], np.asarray(reply["sizes"])
         for each in (value, highs):
             if not isinstance(each, np.ndarray) or each.dtype != np.uint64 or each.ndim != 1:
@@ -129,9 +125,13 @@ def mark_of_rows(table: LocalTable, view: str) -> str:
     return mark.hexdigest()
 
 
-KnownCells = dict[str, NDArray[Any]]
-"""Cells of shards: an array each of ``shards``, ``lows``, ``highs`` and ``weights``, and of ``prefixes`` and ``depths``
-of the buckets by which they can be cut; a depth is `UNCUT` if they cannot."""
+CELL = np.dtype(
+    [("shards", np.intp), ("lows", np.uint64), ("highs", np.uint64), ("weights", np.float64), ("prefixes", np.uint64),
+     ("depths", np.int8)]
+)  # fmt: skip
+KnownCells = NDArray[np.void]
+"""Cells of shards, each a `CELL`: its shard, least and largest word, joined rows, and prefix and depth of the bucket by
+which it can be cut; the depth is `UNCUT` if it cannot."""
 
 
 _InOrder = tuple[tuple[Words, Array], tuple[Words, Array]]
@@ -147,11 +147,8 @@ class Distribution:
     _in_order: _InOrder | None = field(default=None, init=False)
 
     def __post_init__(self) -> None:
-        whole = np.zeros(len(self.shards), np.uint64)  # until it is asked, one for all rows of a shard
-        self.cells = {
-            "shards": np.arange(len(whole)), "lows": whole, "highs": whole + np.uint64(Bucket().high),
-            "weights": np.zeros(len(whole)), "prefixes": whole, "depths": np.zeros(len(whole), np.int8),
-        }  # fmt: skip
+        self.cells = np.zeros(len(self.shards), CELL)  # until it is asked, one for all rows of a shard
+        self.cells["shards"], self.cells["highs"] = np.arange(len(self.shards)), Bucket().high
 
     @property
     def total(self) -> float:
@@ -197,15 +194,15 @@ class Distribution:
         """Least words, largest words and joined rows of the cells."""
         return self.cells["lows"], self.cells["highs"], self.cells["weights"]
 
-    def values(self, ranks: Sequence[float]) -> list[tuple[float, bool]]:
-        """(the value, whether it is exact) at each rank; else rows are taken to lie evenly in their cells."""
+    def values(self, ranks: Sequence[float] | Array) -> tuple[Array, Mask]:
+        """(the value at each rank, whether it is exact); else rows are taken to lie evenly in their cells."""
         lows, highs = self.around(ranks)
         exact = lows == highs
         for place in np.flatnonzero(~exact).tolist():
             low, high = int(lows[place]), int(highs[place])
             points, below = self.curve(low, high)
             lows[place] = min(low + int(np.interp(ranks[place] + 0.5, below, points)), high)
-        return list(zip(values_of(lows).tolist(), exact.tolist(), strict=True))
+        return values_of(lows), exact
 
     def curve(self, low: int, high: int) -> tuple[Array, Array]:
         """(distances from ``low``, joined rows that lie below them) at all ends of cells between two words."""
@@ -225,38 +222,31 @@ class Distribution:
 
     def replace(self, parts: Mapping[int, KnownCells]) -> None:
         """Put in the place of some cells those that they were cut into; PartyError if these are other cells."""
-        kept = np.ones(len(self.cells["lows"]), bool)
         for place, new in parts.items():
-            kept[place] = False
-            if not self.cells["depths"][place]:
+            cell = self.cells[place]
+            if not cell["depths"]:
                 continue
-            low, high, weight = (self.cells[name][place] for name in ("lows", "highs", "weights"))
-            fits = len(new["lows"]) and low <= new["lows"][0] and new["highs"][-1] <= high
-            if not (fits and new["weights"].sum() == weight):
+            fits = len(new) and cell["lows"] <= new["lows"][0] and new["highs"][-1] <= cell["highs"]
+            if not (fits and new["weights"].sum() == cell["weights"]):
                 raise PartyError(
-                    f"party {self.shards[self.cells['shards'][place]].party!r}, column {self.column.name!r}: it counts "
-                    "other rows in a bucket than before; ask its operator"
+                    f"party {self.shards[cell['shards']].party!r}, column {self.column.name!r}: it counts other rows "
+                    "in a bucket than before; ask its operator"
                 )
-        self.cells = {
-            name: np.concatenate([each[kept], *(new[name] for new in parts.values())])
-            for name, each in self.cells.items()
-        }
+        self.cells = np.concatenate([np.delete(self.cells, list(parts)), *parts.values()])
         self._in_order = None
 
 
-def _cut_by(shards: Sequence[int], buckets: Sequence[Bucket], reply: Mapping[str, Any]) -> Iterator[KnownCells]:
+def _cut_by(shards: Sequence[int], buckets: Sequence[Bucket], reply: Mapping[str, Any]) -> list[KnownCells]:
     """The cells of each bucket, which is of one shard each, with the buckets by which they can be cut."""
     sizes, nexts = reply["sizes"], reply["nexts"].astype(np.int16)
     depth = buckets[0].depth + 1  # they have one depth
     above = np.repeat(np.array([bucket.prefix for bucket in buckets], np.uint64), sizes) << np.uint64(8)
-    found = {name: reply[name] for name in ("lows", "highs", "weights")} | {
-        "shards": np.repeat(np.array(shards, np.intp), sizes),
-        "prefixes": above | (nexts & (FAN - 1)).astype(np.uint64),
-        "depths": np.where(nexts == NEXT_NONE, UNCUT, depth if depth < DEPTHS else UNCUT).astype(np.int8),
-    }
-    ends = np.cumsum(sizes).tolist()
-    for start, end in pairwise([0, *ends]):
-        yield {name: each[start:end] for name, each in found.items()}
+    found = np.empty(len(nexts), CELL)
+    found["shards"] = np.repeat(np.array(shards, np.intp), sizes)
+    found["lows"], found["highs"], found["weights"] = reply["lows"], reply["highs"], reply["weights"]
+    found["prefixes"] = above | (nexts & (FAN - 1)).astype(np.uint64)
+    found["depths"] = np.where(nexts == NEXT_NONE, UNCUT, depth if depth < DEPTHS else UNCUT)
+    return np.split(found, np.cumsum(sizes)[:-1])
 
 
 Wanted = Callable[[Distribution], Iterable[int]]
@@ -276,7 +266,6 @@ class Distributions:
         self._asked = self._ask({name: range(len(each.shards)) for name, each in self._columns.items()})
 
     def read(self) -> dict[str, Distribution]:
-        """By column."""
         parts: dict[str, dict[int, KnownCells]] = {}
         for listed, pending in self._asked:
             replies = pending.read()
@@ -335,3 +324,42 @@ class Distributions:
             "prefixes": np.array([bucket.prefix for bucket in cut_by], np.uint64),
             "depth": cut_by[0].depth,
         }
+
+
+@dataclass(frozen=True)
+class Below:
+    """Joined rows of one column by values: below each, and up to it."""
+
+    below: Array
+    up_to: Array
+    total: float
+    exact: bool
+
+
+def rows_below(asked: Distributions, values: Mapping[str, Sequence[float]]) -> dict[str, Below]:
+    """Rows below the values that are listed for each column."""
+    words = {name: [int(word) for word in words_of(np.array(listed, float))] for name, listed in values.items()}
+
+    def cells_at(known: Distribution) -> Iterable[int]:
+        for word in words[known.column.name]:
+            yield from known.open_cells(word, word)
+
+    asked.refine(cells_at)
+    return {name: _counted(each, words[name]) for name, each in asked.read().items()}
+
+
+def _counted(known: Distribution, words: Sequence[int]) -> Below:
+    below, up_to = [_count(known, word) for word in words], [_count(known, word + 1) for word in words]
+    exact = all(is_exact for _, is_exact in below + up_to)
+    return Below(np.array([count for count, _ in below]), np.array([count for count, _ in up_to]), known.total, exact)
+
+
+def _count(known: Distribution, word: int) -> tuple[float, bool]:
+    """(joined rows whose words are lower, whether no cell reaches across)."""
+    lows, highs, weights = known.all_cells()
+    lower = highs < np.uint64(word)
+    across = ~lower & (lows < np.uint64(word))
+    count = float(weights[lower].sum())
+    for low, high, weight in zip(lows[across].tolist(), highs[across].tolist(), weights[across].tolist(), strict=True):
+        count += weight * (word - low) / (high - low + 1)
+    return count, not across.any()

@@ -25,10 +25,16 @@ from tablepuppet.party.release import Release
 from tablepuppet.party.returns import ROWS, Asked, Digests, Numbers, OfGroups, Plain, Returns, Wrong
 from tablepuppet.prep.columns.selected import check_across, check_without_noise, find_category, find_number
 from tablepuppet.prep.columns.sent_columns import SentColumns
-from tablepuppet.prep.columns.statistics import KeyFamily, categories_of, check_family, key_family, released_numbers
+from tablepuppet.prep.columns.statistics import (
+    NO_DIGESTS,
+    KeyFamily,
+    categories_of,
+    check_family,
+    key_family,
+    released_numbers,
+)
 from tablepuppet.prep.explore.pooled import (
     MOST,
-    NO_DIGESTS,
     Grid,
     Known,
     Lines,
@@ -52,7 +58,6 @@ class GroupSums:
     """Count, mean and sum of squares about it for each kept category; the last line is for pooled categories."""
 
     def check(self, value: Any, asked: Asked, reply: Mapping[str, Any]) -> None:
-        """Raise `Wrong` unless it is such an array."""
         lines = len(reply["digests"]) + 1 if reply["count"] <= asked.arguments["most"] else 1
         Numbers((lines, 3), finite=False).check(value, asked, reply)
         count, _, squares = value.T
@@ -150,7 +155,6 @@ class GroupMeans(TableResult):
 
     @property
     def means(self) -> Array:
-        """By group."""
         return self.sums[:, 1]
 
     @property
@@ -171,7 +175,6 @@ class GroupMeans(TableResult):
         )
 
     def table_view(self) -> TableView:
-        """One row per group."""
         rows = [
             [
                 group,

@@ -26,11 +26,18 @@ from tablepuppet.party.ops import Values, op
 from tablepuppet.party.policy import Level
 from tablepuppet.party.release import Release
 from tablepuppet.party.returns import JOINED, Asked, Numbers, OfGroups, Wrong
-from tablepuppet.prep.columns.days import shown_value
 from tablepuppet.prep.columns.ordered import values_of
 from tablepuppet.prep.columns.selected import check_without_noise, find_number, is_public
-from tablepuppet.prep.columns.statistics import AskedColumns, NumberStatistics, NumberSummary, present_numbers
-from tablepuppet.prep.explore.distribution import MOST_BINS, Bins, Distribution, Distributions
+from tablepuppet.prep.columns.statistics import (
+    MOST_BINS,
+    AskedColumns,
+    Bins,
+    NumberStatistics,
+    NumberSummary,
+    present_numbers,
+)
+from tablepuppet.prep.columns.values import shown_value
+from tablepuppet.prep.explore.distribution import Distribution, Distributions
 from tablepuppet.prep.explore.noisy_statistics import NoiseRequest, NoisyStatistics, Spent, noisy_features
 from tablepuppet.runs.events import Events
 from tablepuppet.runs.figures import number
@@ -47,7 +54,6 @@ class BinCounts:
     """Joined rows by column and bin."""
 
     def check(self, value: Any, asked: Asked, reply: Mapping[str, Any]) -> None:
-        """Raise `Wrong` unless it is such an array."""
         Numbers(("columns", "bins"), least=0.0, most=JOINED).check(value, asked, reply)
         if asked.joined is not None and (value.sum(axis=1) > asked.joined).any():
             raise Wrong("has counts of more rows than are joined")

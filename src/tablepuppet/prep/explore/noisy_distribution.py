@@ -1,102 +1,24 @@
-"""Noisy counts of rows in bins between bounds that the caller chose, and the distribution of a column from two of them.
+"""The distribution of a column from two noisy histograms of it (noisy_sums.py).
 
-Party: columns, bounds and noise in, noisy counts out. A row counts as often as it is joined, at most ``times`` times,
-and is in one bin, so it changes a count, or a histogram, by at most ``times``. Coordinator: quantiles with intervals
-for their noise, and a histogram to show; this uses noisy counts only, so it costs no privacy. The sum of many fine bins
-has much noise, so a coarse histogram, a second release, is used too (Hay et al. 2010, with two levels).
+Quantiles have intervals for their noise, and there is a histogram to show; this uses noisy counts only, so it costs no
+privacy. The sum of many fine bins has much noise, so a coarse histogram, a second release, is used too (Hay et al.
+2010, with two levels).
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
 
 from tablepuppet.arrays import Array
-from tablepuppet.errors import PartyError
-from tablepuppet.party.arguments import List, Multiplier
-from tablepuppet.party.local_table import LocalTable
-from tablepuppet.party.ops import Values, op
-from tablepuppet.party.policy import Use
-from tablepuppet.party.release import Release
-from tablepuppet.party.returns import Numbers
-from tablepuppet.prep.columns.rows_once import RowsOnce, Times, check_noise, is_group
-from tablepuppet.prep.explore.distribution import Bins
-from tablepuppet.privacy.clip import blocks
 
-COUNTS, BINS = "private.counts", "private.bins"
-ASKED = "`describe`, `histogram`, `quantile`, `profile` with `feature_epsilon`"
 COARSE, FINE = 16, 256  # bins; each coarse one has FAN fine ones
 FAN = FINE // COARSE
 SURE = 2.0  # standard deviations of noise that an interval reaches to each side
 HIDDEN = 3.0  # standard deviations of noise below which a count says nothing
-
-
-@op(
-    BINS,
-    asked=ASKED,
-    releases=Release.HISTOGRAMS,
-    columns=("columns",),
-    use=Use.FEATURE,
-    private=True,
-    returns={"counts": Numbers(("columns", "bins"))},
-)
-def count_bins(
-    table: LocalTable,
-    view: str,
-    columns: Sequence[str],
-    lows: List,
-    highs: List,
-    bins: Bins,
-    multiplier: Multiplier,
-    times: Times = 1,
-) -> Values:
-    """Noisy counts of rows in equally wide bins; a value beyond the bounds is in the first or last bin."""
-    if lows.shape != (len(columns),) or highs.shape != lows.shape or not (lows < highs).all():
-        raise PartyError(f"party {table.grant.party!r}: private.bins needs a low and a higher number for each column")
-    check_noise(table, columns, multiplier)
-    rows, counts = RowsOnce.of(table, view, columns, times), np.zeros((len(columns), bins))
-    for place, name in enumerate(columns):
-        inner = np.linspace(lows[place], highs[place], bins + 1)[1:-1]
-
-        def found(name: str = name, inner: Array = inner) -> Iterator[Array]:
-            values, present = rows.values(name)
-            for block in blocks(len(values)):
-                places = np.searchsorted(inner, values[block][present[block]], side="right")
-                yield np.asarray(np.bincount(places, rows.weights[block][present[block]], minlength=bins), np.float64)
-
-        noisy = table.noisy(found, (bins,), float(times), multiplier, "bins")
-        counts[place] = noisy if is_group(table, noisy.sum(keepdims=True), times) else 0.0
-    return {"counts": counts}
-
-
-@op(
-    COUNTS,
-    asked=ASKED,
-    releases=Release.HISTOGRAMS,
-    columns=("columns",),
-    use=Use.FEATURE,
-    private=True,
-    returns={"counts": Numbers(("columns",))},
-)
-def count_values(
-    table: LocalTable, view: str, columns: Sequence[str], multiplier: Multiplier, times: Times = 1
-) -> Values:
-    """Noisy counts of the rows that have a value, of columns of any type."""
-    rows, counts = RowsOnce.of_any(table, view, columns, times), np.zeros(len(columns))
-    for place, name in enumerate(columns):
-
-        def found(name: str = name) -> Iterator[Array]:
-            present = rows.present(name)
-            for block in blocks(len(present)):
-                yield np.array([rows.weights[block][present[block]].sum()])
-
-        noisy = table.noisy(found, (1,), float(times), multiplier, "counts")
-        counts[place] = noisy[0] if is_group(table, noisy, times) else 0.0
-    return {"counts": counts}
 
 
 @dataclass(frozen=True)
@@ -111,7 +33,6 @@ class NoisyDistribution:
 
     @cached_property
     def edges(self) -> Array:
-        """Of the fine bins."""
         return np.linspace(self.low, self.high, FINE + 1)
 
     @cached_property

@@ -21,11 +21,10 @@ from tablepuppet.errors import LearnError, PrivacyError
 from tablepuppet.operators.client import Client, Pending
 from tablepuppet.party.arguments import MOST_ITEMS
 from tablepuppet.prep.columns.given_bounds import Bounds, bounds_of
-from tablepuppet.prep.columns.rows_once import MOST_TIMES
+from tablepuppet.prep.columns.noisy_sums import BINS, CATEGORIES, COUNTS, MOMENTS, MOST_TIMES
 from tablepuppet.prep.columns.selected import find_columns, is_number
 from tablepuppet.prep.columns.statistics import key_family, merge_categories
-from tablepuppet.prep.encode.private_encode import CATEGORIES, MOMENTS
-from tablepuppet.prep.explore.noisy_distribution import BINS, COARSE, COUNTS, FINE, HIDDEN, NoisyDistribution
+from tablepuppet.prep.explore.noisy_distribution import COARSE, FINE, HIDDEN, NoisyDistribution
 from tablepuppet.privacy.funds import PartysFunds, shortages
 from tablepuppet.privacy.noise import gaussian_sigma
 from tablepuppet.privacy.noise_plan import NoisePlan, NoisyRelease, Shares, charges
@@ -144,7 +143,6 @@ class Spent(ShownAsTable):
         return f"epsilon {number(self.epsilon)} at delta {self.delta:g} (noisy releases: {made}{booked})"
 
     def table_view(self) -> TableView:
-        """One row per table."""
         rows = [
             [name, number(epsilon), f"{self.delta:g}", f"{self.releases[name]:,}", number(self.multipliers[name], 3)]
             for name, epsilon in self.tables.items()

@@ -1,7 +1,7 @@
 """`relation.outlier_by_iqr()` and `relation.outlier_by_sd()`: the number of outliers of each column, over joined rows.
 
 Bounds are computed from quartiles, or from means and standard deviations. The rows beyond them are counted from
-histograms that parties refine at the bounds (rows_below.py). No value of a row is released, except quartiles of public
+histograms that parties refine at the bounds (`rows_below`). No value of a row is released, except quartiles of public
 columns.
 """
 
@@ -16,12 +16,11 @@ import pyarrow as pa
 
 from tablepuppet.errors import LearnError
 from tablepuppet.operators.client import Client
-from tablepuppet.prep.columns.days import shown_value
 from tablepuppet.prep.columns.selected import check_without_noise, find_numbers
 from tablepuppet.prep.columns.statistics import NumberStatistics
-from tablepuppet.prep.explore.distribution import Distributions
+from tablepuppet.prep.columns.values import shown_value
+from tablepuppet.prep.explore.distribution import Distributions, rows_below
 from tablepuppet.prep.explore.quantiles import quantiles_of
-from tablepuppet.prep.explore.rows_below import rows_below
 from tablepuppet.runs.figures import NOT_APPLICABLE
 from tablepuppet.runs.table_view import TableResult, TableView, aligned, arrow_table
 from tablepuppet.spelling import unknown_key
@@ -89,7 +88,6 @@ class FoundOutliers(TableResult):
         return arrow_table(rows, _SCHEMA)
 
     def table_view(self) -> TableView:
-        """One row per column; counts that are estimates are marked."""
         sides = aligned(("column", "table"), ("low", "high", "below", "above", "share"))
         return TableView(f"Outliers: {self._rule}", sides, [_cells(each) for each in self._found.values()])
 

@@ -28,13 +28,13 @@ from tablepuppet.operators.client import Client
 from tablepuppet.party.allowance import check_time
 from tablepuppet.party.arguments import Within
 from tablepuppet.prep.columns.category_names import Coded, ask_public_names
+from tablepuppet.prep.columns.statistics import NO_DIGESTS
 from tablepuppet.sql.query import OutputColumn
 
 MOST = 1000  # categories of a column
 OTHER = "(other)"
 Most = Annotated[int, Meta(ge=1, le=MOST)]
 Known = Annotated[NDArray[np.uint8], Within(dimensions=(2,))]
-NO_DIGESTS = np.zeros((0, 16), np.uint8)
 Merge = Callable[..., Any]  # np.add.reduce where rows of pooled cells differ, np.maximum.reduce where they may not
 
 

@@ -8,21 +8,17 @@ of it is computed from the releases of the description; lists of categories are 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from tablepuppet.arrays import Array
 from tablepuppet.errors import LearnError, PrivacyError
 from tablepuppet.operators.client import Client
 from tablepuppet.prep.columns.category_names import CategoryNames, Coded, ask_public_names
 from tablepuppet.prep.columns.ids import NumberIds, about_id
 from tablepuppet.prep.columns.selected import (
-    check_without_noise,
-    find_category,
     find_columns,
     is_category,
     is_number,
@@ -31,11 +27,9 @@ from tablepuppet.prep.columns.selected import (
 )  # fmt: skip
 from tablepuppet.prep.columns.sent_columns import SentColumns
 from tablepuppet.prep.columns.statistics import CategoryStatistics, CategorySummary, NumberStatistics
-from tablepuppet.prep.explore.beside_label import Related, beside_label
+from tablepuppet.prep.explore.beside_label import FEW, Compared, beside_label
 from tablepuppet.prep.explore.correlation import ColumnMatrix, all_withheld, correlation
-from tablepuppet.prep.explore.crosstab import Crosstab, count_pairs
 from tablepuppet.prep.explore.describe import LEFT_OUT, Description, NoisyColumn, describe_exactly
-from tablepuppet.prep.explore.groups import sums_by_group
 from tablepuppet.prep.explore.histograms import Histogram, has_bins, histograms
 from tablepuppet.prep.explore.noisy_statistics import NoiseRequest, NoisyStatistics, noisy_features
 from tablepuppet.prep.explore.pooled import label_categories
@@ -43,14 +37,12 @@ from tablepuppet.prep.explore.profile_page import Against, CategoryBars, Profile
 from tablepuppet.runs.events import Events
 from tablepuppet.runs.figures import UNKNOWN, WITHHELD
 from tablepuppet.sql.query import OutputColumn, Query
-from tablepuppet.sql.types import Family, family
 
+Row = Mapping[str, Any]
 BINS, NOISY_BINS = 30, 32
 SHOWN = 8  # categories with bars
 MUCH_MISSING, SKEWED, RARE, LEAKS, FENCE = 0.2, 2.0, 0.01, 0.95, 3.0
-FEW = 10  # different values up to which a number's tail is no matter
 SAME = 1 - 1e-9  # correlation from which two columns are one
-FEW_CLASSES = 20  # different whole numbers up to which a label counts as classes
 LEFT_OUT_OF_PAGE = {
     "min, max": LEFT_OUT["min, max"],
     "distinct": "a single row can add a category",
@@ -59,7 +51,6 @@ LEFT_OUT_OF_PAGE = {
     "columns that predict the label": "labels have noise by label_epsilon, in a fit",
     "names of categories": "they are values; categories are numbered by frequency",
 }  # with noise
-Row = dict[str, Any]
 
 
 def profile(
@@ -128,8 +119,11 @@ def _exactly(client: Client, query: Query, max_categories: int, events: Events) 
     ]
     finite = [c for c in numbers if np.isfinite(rows[c.name]["std"]) and abs(rows[c.name]["mean"]) < 1e150]
     counted = {name: each.read() for name, each in asked.items()}
-    names = _ask_names(client, asked, counted)
-    compared = _Compared.all_of(client, query, rows)
+    frequent = {name: found.digests[_most_frequent(found)] for name, found in counted.items()}
+    names = ask_public_names(
+        client, [Coded(each.column, each.blinding, frequent[name]) for name, each in asked.items()]
+    )
+    compared = Compared.all_of(client, query, rows)
     for each in compared:
         each.ask(client, sent)
     summaries = known.read()
@@ -142,8 +136,11 @@ def _exactly(client: Client, query: Query, max_categories: int, events: Events) 
     warnings += [Warned(c.name, "unique", about_id(c)) for c in _numbers(query) if c.name in ids.read()]
     warnings += list(_duplicate_warnings(query, correlations))
     warnings += list(_category_warnings(counted, max_categories))
-    related = list(_related(client, compared, correlations, max_categories, sent))
-    warnings += list(_label_warnings(related))
+    related = [each.relate(client, correlations, max_categories, sent) for each in compared]
+    for found in related:  # what predicts the label almost perfectly was mostly made from it, or is known only after it
+        if found.strength > LEAKS:
+            message = f"{found.measure} with {found.label.name} is {found.strength:.3f}"
+            warnings.append(Warned(found.column.name, "tells the label", message))
     label = None if query.label is None else query.label.name
     against = _without_numbers(client, query) | beside_label(client, related)
     return Profile(query.sql, joined, description, drawn, bars, correlations, warnings, label=label, against=against)
@@ -164,14 +161,6 @@ def _most_frequent(found: CategorySummary) -> NDArray[np.intp]:
     """Their places; of public columns, equally frequent ones have the same order in every profile."""
     ties = found.ties if len(found.ties) else np.zeros(len(found.weights), np.uint64)
     return np.lexsort((ties, -found.weights))[:SHOWN]
-
-
-def _ask_names(
-    client: Client, asked: Mapping[str, CategoryStatistics], counted: Mapping[str, CategorySummary]
-) -> CategoryNames:
-    """Ask for the names of the most frequent categories of public columns."""
-    frequent = {name: found.digests[_most_frequent(found)] for name, found in counted.items()}
-    return ask_public_names(client, [Coded(each.column, each.blinding, frequent[name]) for name, each in asked.items()])
 
 
 def _bars(
@@ -261,93 +250,3 @@ def _category_warnings(counted: Mapping[str, CategorySummary], most: int) -> Ite
             few = f"{np.count_nonzero(rare):,} of {found.distinct:,} categories"
             message = f"{few} have less than {RARE:.0%} of the rows each, {share:.1%} together"
             yield Warned(name, "rare categories", message)
-
-
-def _is_few(column: OutputColumn, rows: Mapping[str, Row], few: int = FEW) -> bool:
-    """Whether a column has few whole numbers, or booleans, each of which has a bar."""
-    distinct = rows[column.name]["distinct"]
-    is_whole = family(column.type) in (Family.INTEGER, Family.BOOLEAN)
-    return is_whole and distinct is not None and distinct <= few
-
-
-@dataclass(frozen=True)
-class _Compared:
-    """A feature and the label, and whether each counts as categories."""
-
-    column: OutputColumn
-    label: OutputColumn
-    is_category: bool
-    is_class: bool
-
-    @classmethod
-    def all_of(cls, client: Client, query: Query, rows: Mapping[str, Row]) -> list[_Compared]:
-        """The features that may be compared with the label: of another table only if both send their columns."""
-        label = query.label
-        if label is None or not rows[label.name]["count"]:
-            return []
-        is_class = not is_number(label) or label.name in query.categorical or _is_few(label, rows, FEW_CLASSES)
-        return [
-            cls(column, label, is_category(column, query.categorical) or _is_few(column, rows), is_class)
-            for column in query.features
-            if column.alias == label.alias or sends_across(client.plan, (column.alias, label.alias))
-        ]
-
-    def ask(self, client: Client, sent: SentColumns) -> None:
-        """Ask for columns of two tables, so that all are sent in one trip; nothing if they cannot be compared."""
-        pair = (self.column, self.label)
-        coded = [each for each, is_coded in zip(pair, (self.is_category, self.is_class), strict=True) if is_coded]
-        if self.column.alias == self.label.alias or not coded:
-            return
-        with suppress(PrivacyError, LearnError):
-            check_without_noise(client.plan, pair, "profile")
-            for each in coded:
-                find_category(client.plan, each.name, "profile")
-            sent.ask_codes(coded)
-            sent.ask_numbers([each for each in pair if each not in coded])
-
-
-def _label_warnings(related: Sequence[Related]) -> Iterator[Warned]:
-    """Features that predict the label almost perfectly: usually they were made from it, or are known only after it."""
-    for each in related:
-        if each.strength > LEAKS:
-            message = f"{each.measure} with {each.label.name} is {each.strength:.3f}"
-            yield Warned(each.column.name, "tells the label", message)
-
-
-def _related(
-    client: Client, compared: Sequence[_Compared], correlations: ColumnMatrix | None, most: int, sent: SentColumns
-) -> Iterator[Related]:
-    """How each feature and the label depend on each other, from 0 to 1, where it can be known."""
-    for each in compared:
-        try:
-            yield _relate(client, each, correlations, most, sent)
-        except (PrivacyError, LearnError) as error:  # not allowed, or too many categories
-            yield Related(each.column, each.label, withheld=isinstance(error, PrivacyError))
-
-
-def _relate(
-    client: Client, each: _Compared, correlations: ColumnMatrix | None, most: int, sent: SentColumns
-) -> Related:
-    """How one feature and the label depend on each other; PrivacyError or LearnError if parties refuse it."""
-    column, label = each.column.name, each.label.name
-    if each.is_category and each.is_class:
-        pairs = count_pairs(client, column, label, most, sent)
-        strength = Crosstab((column, label), [], [], pairs.counts).cramers_v
-        return Related(each.column, each.label, "Cramér's V", strength, pairs)
-    if each.is_category or each.is_class:
-        number, by = (label, column) if each.is_category else (column, label)
-        groups = sums_by_group(client, number, by, most, sent)
-        return Related(each.column, each.label, "correlation ratio", _ratio(groups.sums), groups)
-    if correlations is None or not {column, label} <= set(correlations.columns):
-        return Related(each.column, each.label)
-    strength, withheld = abs(correlations[column, label]), correlations.is_withheld(column, label)
-    return Related(each.column, each.label, "correlation", strength, withheld=withheld)
-
-
-def _ratio(sums: Array) -> float:
-    """The square root of the share of a number's variance that is between groups; NaN if it has no variance."""
-    counts, means, within = sums[sums[:, 0] > 0].T
-    mean = float(counts @ means) / max(float(counts.sum()), 1.0)
-    between = float(counts @ (means - mean) ** 2)
-    total = between + float(within.sum())
-    return float(np.sqrt(between / total)) if total > 0 else float("nan")

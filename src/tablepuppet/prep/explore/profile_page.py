@@ -128,7 +128,6 @@ class Profile(ShownAsTable):
         return place
 
     def table_view(self) -> TableView:
-        """The warnings, one row each."""
         rows = [[each.column, each.kind, each.message] for each in self.warnings]
         warned = f"{len(rows) or 'no'} warning{'s' * (len(rows) != 1)}"
         title = f"Profile of {self.joined_rows:,} joined rows: {warned}"

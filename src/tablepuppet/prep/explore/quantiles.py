@@ -13,12 +13,13 @@ from numbers import Real
 
 import numpy as np
 import pyarrow as pa
+from numpy.typing import ArrayLike
 
 from tablepuppet.arrays import Array
 from tablepuppet.errors import LearnError
 from tablepuppet.operators.client import Client
-from tablepuppet.prep.columns.days import as_date, shown_value
 from tablepuppet.prep.columns.selected import check_without_noise, find_number, find_numbers, is_date, is_number
+from tablepuppet.prep.columns.values import as_date, shown_value
 from tablepuppet.prep.explore.distribution import Distribution, Distributions
 from tablepuppet.prep.explore.noisy_statistics import NoiseRequest, NoisyStatistics, Spent, noisy_features
 from tablepuppet.runs.events import Events
@@ -86,7 +87,6 @@ class Quantiles(TableResult):
         return arrow_table(rows, _SCHEMA if self.spent is None else _NOISY)
 
     def table_view(self) -> TableView:
-        """One row per column, one column per quantile; estimates are marked."""
         rows = [
             [column.name, column.alias, *(_cell(column, value) for value in values)]
             for column, values in self._found.items()
@@ -154,38 +154,36 @@ def _ranked_cells(known: Distribution, shares: Iterable[float]) -> Iterable[int]
     total = known.total
     if not total:
         return ()
-    ranks = [rank for share in shares for rank in _ranks(share, total)[:2]]
-    return known.open_around([*ranks, total - 1] if known.may_have_nan else ranks)
+    below, above, _ = _ranks(shares, total)
+    return known.open_around(np.concatenate([below, above, [total - 1] * known.may_have_nan]))
 
 
-def _ranks(share: float, count: float) -> tuple[float, float, float]:
-    """(the rank below, the rank above, how far between them): NumPy's method ``linear``."""
-    place = (count - 1) * share
-    below = math.floor(place)
-    return below, min(below + 1, count - 1), place - below
+def _ranks(shares: Iterable[float], count: float) -> tuple[Array, Array, Array]:
+    """(ranks below, ranks above, how far between them): NumPy's method ``linear``."""
+    places = (count - 1) * np.array(list(shares), np.float64)
+    below = np.floor(places)
+    return below, np.minimum(below + 1, count - 1), places - below
 
 
 def _quantiles_of(known: Distribution, shares: Sequence[float]) -> list[Quantile]:
     """Quantiles, as precisely as the cells allow."""
     total = known.total
     if not total or (known.may_have_nan and math.isnan(known.values([total - 1])[0][0])):
-        return [Quantile(math.nan, exact=True) for _ in shares]  # as in NumPy
-    below, above, parts = zip(*(_ranks(share, total) for share in shares), strict=True) if shares else ((), (), ())
-    lows, highs = known.values(below), known.values(above)
-    return [
-        Quantile(between(low, high, part), is_low and is_high)
-        for (low, is_low), (high, is_high), part in zip(lows, highs, parts, strict=True)
-    ]
+        return [Quantile(math.nan, exact=True)] * len(shares)  # as in NumPy
+    below, above, parts = _ranks(shares, total)
+    (lows, low_known), (highs, high_known) = known.values(below), known.values(above)
+    return list(map(Quantile, between(lows, highs, parts).tolist(), (low_known & high_known).tolist()))
 
 
-def between(one: float, other: float, part: float) -> float:
-    """The value at a part of the way from the lower to the higher of two: NumPy's quantile of them, to the last bit.
+def between(one: ArrayLike, other: ArrayLike, parts: ArrayLike) -> Array:
+    """The values at parts of the way from the lower to the higher of two: NumPy's quantiles of them, to the last bit.
 
-    >>> between(1.0, 3.0, 0.25)
+    >>> between(1.0, 3.0, 0.25).tolist()
     1.5
     """
-    low, high = sorted((one, other))
-    away = high - low
-    if math.isinf(away) and math.isfinite(low) and math.isfinite(high):  # where NumPy overflows
-        return low * (1.0 - part) + high * part
-    return high - away * (1 - part) if part >= 0.5 else low + away * part  # from the nearer one
+    low, high, part = np.minimum(one, other), np.maximum(one, other), np.asarray(parts)
+    with np.errstate(over="ignore", invalid="ignore"):
+        away = high - low
+        found = np.where(part >= 0.5, high - away * (1 - part), low + away * part)  # from the nearer one
+        overflows = np.isinf(away) & np.isfinite(low) & np.isfinite(high)  # as NumPy does
+        return np.asarray(np.where(overflows, low * (1.0 - part) + high * part, found))

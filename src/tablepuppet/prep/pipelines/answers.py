@@ -154,7 +154,8 @@ class AskedAnswers:
         for distributions in self._cells if by_column else ():
             distributions.refine(cells)
         for each in wanted:
-            each.answer({rank: each.cells.get().values([rank])[0][0] for rank in each.ranks.get()})
+            ranks = each.ranks.get()
+            each.answer(dict(zip(ranks, each.cells.get().values(ranks)[0].tolist(), strict=True)))
 
 
 def merged(questions: Iterable[AfterSteps[Any]]) -> list[list[AfterSteps[Any]]]:

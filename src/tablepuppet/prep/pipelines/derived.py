@@ -26,9 +26,14 @@ from tablepuppet.party.policy import Level, Use
 from tablepuppet.party.release import Release
 from tablepuppet.party.returns import JOINED, Asked, Numbers, OfGroups
 from tablepuppet.prep.columns.statistics import KeyFamily, centred_sums, check_sums
-from tablepuppet.prep.encode.encode import read_frame
 from tablepuppet.prep.encode.frame import CodedColumn, NumberColumn
-from tablepuppet.prep.encode.program import Shapes, check_steps, needed_for, run
+from tablepuppet.prep.encode.program import (
+    Shapes,
+    check_steps,
+    needed_for,
+    read_frame,
+    run,
+)
 from tablepuppet.prep.encode.specs import StepSpec
 from tablepuppet.prep.explore.distribution import mark_of_rows
 
@@ -38,7 +43,6 @@ class DerivedSums:
     """For each wanted column of numbers, the sums that ``statistics.numbers`` returns for columns as they are read."""
 
     def check(self, value: Any, asked: Asked, reply: Mapping[str, Any]) -> None:
-        """Raise `Wrong` unless it is such an array."""
         check_sums(value, len(wanted_numbers(asked.arguments)), asked, reply)
 
 
@@ -47,7 +51,6 @@ class DerivedWeights:
     """Joined rows by code, of one wanted column of codes after the other."""
 
     def check(self, value: Any, asked: Asked, reply: Mapping[str, Any]) -> None:
-        """Raise `Wrong` unless it is such an array."""
         codes = sum(wanted_codes(asked.arguments).values())
         Numbers((codes,), least=0.0, most=JOINED).check(value, asked, reply)
 
@@ -126,18 +129,11 @@ def _weights(table: LocalTable, view: str, column: CodedColumn, size: int) -> ND
     return np.where(table.grant.is_group(rows_by(rows, column.codes, size)), found, 0.0)
 
 
-def _read_for(steps: Sequence[StepSpec], names: Sequence[str]) -> set[str]:
-    """The columns that steps read for some columns, and these."""
-    return {*names, *(each for step in needed_for(steps, names) for each in step.reads)}
-
-
 def _hidden(table: LocalTable, steps: Sequence[StepSpec], name: str) -> list[str]:
     """The columns that are not public among those that a column is made of."""
-    return sorted(
-        each
-        for each in _read_for(steps, [name])
-        if each in table.snapshot.scan.outputs and table.level(each) is not Level.PUBLIC
-    )
+    read = {name, *(each for step in needed_for(steps, [name]) for each in step.reads)}
+    outputs = table.snapshot.scan.outputs
+    return sorted(each for each in read if each in outputs and table.level(each) is not Level.PUBLIC)
 
 
 def _count(table: LocalTable, view: str, wanted: Sequence[str], steps: Sequence[StepSpec]) -> None:

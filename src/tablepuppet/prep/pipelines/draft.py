@@ -22,8 +22,7 @@ from tablepuppet.errors import LearnError
 from tablepuppet.operators.client import Client
 from tablepuppet.party.arguments import MOST_SCALE
 from tablepuppet.prep.columns.selected import is_category, is_date, is_public
-from tablepuppet.prep.columns.statistics import NumberSummary
-from tablepuppet.prep.encode.encode import NO_DIGESTS
+from tablepuppet.prep.columns.statistics import NO_DIGESTS, NumberSummary
 from tablepuppet.prep.encode.specs import FARTHEST, NumberFunction, StepSpec
 from tablepuppet.prep.pipelines.label_sums import Folds, LabelSums
 from tablepuppet.prep.pipelines.moments import AtRanks, Moments, Places, Ranks
@@ -82,7 +81,6 @@ class Codes:
 
     @property
     def size(self) -> int:
-        """How many there are."""
         return len(self.digests) + len(self.more)
 
 
@@ -100,20 +98,17 @@ class Order:
 
     def mapped(self, function: Later[Callable[[float], float]]) -> Order:
         """After a rising function."""
-        ranks = Later(lambda ranks, function: ranks.mapped(function), self.ranks, function)
-        return replace(self, ranks=ranks)
+        return replace(self, ranks=Later(Ranks.mapped, self.ranks, function))
 
     def filled(self, missing: Later[float], fill: Later[float]) -> Order:
         """With one more value, in this number of rows."""
-        places = Later(lambda places, missing: places.filled(missing), self.places, missing)
-        ranks = Later(lambda ranks, missing, fill: ranks.filled(missing, fill), self.ranks, missing, fill)
-        return replace(self, places=places, ranks=ranks)
+        places = Later(Places.filled, self.places, missing)
+        return replace(self, places=places, ranks=Later(Ranks.filled, self.ranks, missing, fill))
 
     def shortened(self, below: Later[float], count: Later[float]) -> Order:
         """Without the ``below`` lowest rows; ``count`` are left."""
-        places = Later(lambda places, below, count: places.shortened(below, count), self.places, below, count)
-        ranks = Later(lambda ranks, below, count: ranks.shortened(below, count), self.ranks, below, count)
-        return replace(self, has_ends=False, places=places, ranks=ranks)
+        places = Later(Places.shortened, self.places, below, count)
+        return replace(self, has_ends=False, places=places, ranks=Later(Ranks.shortened, self.ranks, below, count))
 
 
 @dataclass
@@ -137,12 +132,10 @@ class Column:
 
     @property
     def name(self) -> str:
-        """What it is called."""
         return self.column.name
 
     @property
     def alias(self) -> str:
-        """Of its table."""
         return self.column.alias
 
     @property
@@ -177,7 +170,6 @@ class Draft:
 
     @property
     def rows(self) -> float:
-        """Joined rows."""
         assert self._client is not None, "nothing is computed without parties"
         rows = float(len(self._client.rows))
         return max(rows, 1.0) if self.is_noisy else rows

@@ -23,13 +23,12 @@ from tablepuppet.prep.encode.encode import (
     apply_encoding,
     drop_column,
 )
-from tablepuppet.prep.encode.private_encode import EncoderNoise
 from tablepuppet.prep.encode.program import Shapes, needed_for
 from tablepuppet.prep.encode.specs import Drop, Fill, Scale, StepSpec
 from tablepuppet.prep.pipelines.answers import Answers, AskedAnswers, answer_all
 from tablepuppet.prep.pipelines.draft import Column, Draft
 from tablepuppet.prep.pipelines.needs import Dropped, Later, Question, most_trips, questions_of
-from tablepuppet.prep.pipelines.noisy_answers import NoisyAnswers
+from tablepuppet.prep.pipelines.noisy_answers import EncoderNoise, NoisyAnswers
 from tablepuppet.prep.pipelines.pipeline import DEFAULT, Pipeline, refuse_with_noise
 from tablepuppet.prep.pipelines.steps.categories import list_categories
 from tablepuppet.prep.pipelines.steps.drops import drop_if_same
@@ -207,20 +206,18 @@ def encoders(
     sizes = {column.name: len(digests) for column, digests in table.categories}
     shapes = Shapes.of([column.name for column in table.numbers], sizes, table.steps)
     numbers = tuple(_number(live[name], *last[name]) for name in shapes.numbers)
-    categories = tuple(_category(live[name], draft) for name in shapes.coded)
-    return numbers, categories, table
+    categories = []
+    for name in shapes.coded:
+        codes, weights = live[name].codes.get(), draft.weights(live[name]).get()
+        shares = () if draft.is_noisy else tuple((weights / draft.rows).tolist())
+        categories.append(CategoryEncoder(live[name].column, codes.digests, shares, codes.more))
+    return numbers, tuple(categories), table
 
 
 def _number(column: Column, mean: float, scale: float) -> NumberEncoder:
     assert column.moments is not None, "the fit is finished"
     moments = column.moments.get()
     return NumberEncoder(column.column, mean, scale, moments.mean, moments.square, moments.std)
-
-
-def _category(column: Column, draft: Draft) -> CategoryEncoder:
-    codes, weights = column.codes.get(), draft.weights(column).get()
-    shares = () if draft.is_noisy else tuple((weights / draft.rows).tolist())
-    return CategoryEncoder(column.column, codes.digests, shares, codes.more)
 
 
 def _fold(program: list[StepSpec], names: Iterable[str]) -> tuple[list[StepSpec], dict[str, tuple[float, float]]]:

@@ -34,8 +34,12 @@ from tablepuppet.party.release import Release
 from tablepuppet.party.returns import ROWS, Asked, Numbers, OfGroups, OfNoCell, Plain, Wrong
 from tablepuppet.prep.columns.label import ask_classes, ask_numbers, joined_classes, joined_numbers
 from tablepuppet.prep.columns.statistics import KeyFamily
-from tablepuppet.prep.encode.encode import read_frame
-from tablepuppet.prep.encode.program import check_steps, needed_for, run
+from tablepuppet.prep.encode.program import (
+    check_steps,
+    needed_for,
+    read_frame,
+    run,
+)
 from tablepuppet.prep.encode.specs import StepSpec, fold_numbers
 from tablepuppet.prep.pipelines.derived import wanted_codes
 from tablepuppet.sql.query import OutputColumn
@@ -49,7 +53,6 @@ class DerivedCodes:
     """The code of each wanted column for every row: `NO_CODE`, a listed code, or one code more if it is missing."""
 
     def check(self, value: Any, asked: Asked, reply: Mapping[str, Any]) -> None:
-        """Raise `Wrong` unless it is such an array."""
         Numbers((ROWS, "wanted"), "i", least=NO_CODE).check(value, asked, reply)
         sizes = np.array(list(wanted_codes(asked.arguments).values()))
         if value.size and (value.max(axis=0) > sizes).any():
@@ -173,7 +176,9 @@ class AskedLabels:
         count, total, square = [np.einsum("cf,lcf->lc", each[:-1], left) for each in grid]
         means, about = _centred(count, total, square)
         whole = [each.sum(axis=0) for each in grid]  # by fold
-        apart = np.ones((len(left), folds.count)) if self.least(column) > 1 else _other_folds(folds.count)
+        apart = np.ones((len(left), folds.count))  # the folds of each line: all, then all but one
+        if folds.count > 1 and self.least(column) <= 1:
+            apart[1:] -= np.eye(folds.count)
         prior_count, prior_total, prior_square = [apart @ each for each in whole]
         prior_means, prior_about = _centred(prior_count, prior_total, prior_square)
         return LabelSums(
@@ -267,11 +272,6 @@ def _left(parts: NDArray[np.intp], folds: int) -> Array:
     whole = np.ones((1, len(parts), folds), bool)
     lines = whole if folds == 1 else np.concatenate([whole, others])
     return (lines & (parts > 0)[None, :, None]).astype(np.float64)
-
-
-def _other_folds(folds: int) -> Array:
-    """The folds of each line, (lines, folds): all, then all but one."""
-    return np.ones((1, 1)) if folds == 1 else np.concatenate([np.ones((1, folds)), 1.0 - np.eye(folds)])
 
 
 def _centred(count: Array, total: Array, square: Array) -> tuple[Array, Array]:

@@ -56,7 +56,6 @@ class Later(Generic[T_co]):
                 self.trip = each.trip
 
     def settle(self) -> None:
-        """Compute it, unless it was, or is lost."""
         if self.is_settled:
             return
         values = []
@@ -110,7 +109,6 @@ class Question(Later[T]):
         """It waits for an answer."""
 
     def answer(self, value: T) -> None:
-        """Set its value."""
         self._value, self.is_settled = value, True
 
     def drop(self, column: OutputColumn, reason: str) -> None:

@@ -12,28 +12,17 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 from tablepuppet.errors import ConfigError, LearnError, PrivacyError
+from tablepuppet.prep.pipelines import steps
 from tablepuppet.prep.pipelines.draft import Draft, Selector
-from tablepuppet.prep.pipelines.steps.bins import Bin
-from tablepuppet.prep.pipelines.steps.bounds import Clip, Outliers, Winsorize
-from tablepuppet.prep.pipelines.steps.categories import Hash, OneHot, Ordinal, Recode
-from tablepuppet.prep.pipelines.steps.curves import Log, Power
-from tablepuppet.prep.pipelines.steps.dates import DateParts
-from tablepuppet.prep.pipelines.steps.drops import DropConstant, DropMissing
+from tablepuppet.prep.pipelines.steps.drops import DropConstant
 from tablepuppet.prep.pipelines.steps.impute import Impute
-from tablepuppet.prep.pipelines.steps.labelled import WOE, LabelStep, TargetEncode
+from tablepuppet.prep.pipelines.steps.labelled import LabelStep
 from tablepuppet.prep.pipelines.steps.map import Map
-from tablepuppet.prep.pipelines.steps.products import Interactions, Polynomial
-from tablepuppet.prep.pipelines.steps.scale import MinMax, Robust, Standardize
+from tablepuppet.prep.pipelines.steps.scale import Standardize
 from tablepuppet.prep.pipelines.steps.step import PrepStep
 from tablepuppet.spelling import did_you_mean, hides, setting_meant
 
-STEPS: Mapping[str, type[PrepStep]] = {
-    each.__name__: each
-    for each in (
-        Bin, Clip, DateParts, DropConstant, DropMissing, Hash, Impute, Interactions, Log, Map, MinMax, OneHot, Ordinal,
-        Outliers, Polynomial, Power, Recode, Robust, Standardize, TargetEncode, Winsorize, WOE,
-    )
-}  # fmt: skip
+STEPS: Mapping[str, type[PrepStep]] = {name: getattr(steps, name) for name in steps.__all__}
 
 
 @hides("labelled", "leaves_out", "maps", "of_plain")
@@ -81,7 +70,6 @@ class Pipeline:
         return "\n".join(map(str, self.steps))
 
     def declare(self, draft: Draft) -> None:
-        """Declare all steps."""
         for step in self.steps:
             draft.step = step.name
             columns = step.selected(draft)

@@ -9,7 +9,7 @@ from typing import Literal, get_args
 
 import numpy as np
 
-from tablepuppet.prep.encode.encode import NO_DIGESTS
+from tablepuppet.prep.columns.statistics import NO_DIGESTS
 from tablepuppet.prep.encode.specs import MOST_CODES, Cut, Lookup
 from tablepuppet.prep.pipelines.draft import Codes, Column, Draft, bounded
 from tablepuppet.prep.pipelines.needs import Dropped, Later
@@ -37,7 +37,6 @@ class Bin(PrepStep):
         return "use Bin(n, 'width'), which cuts between bounds" if self.how == "height" else ""
 
     def declare(self, column: Column, draft: Draft) -> None:
-        """It learns the edges."""
         source, name = column.column, column.name
 
         def rising(values: Iterable[float]) -> list[float]:

@@ -36,7 +36,6 @@ class Clip(PrepStep):
         )
 
     def declare(self, column: Column, draft: Draft) -> None:
-        """Nothing is learned."""
         low, high = -FARTHEST if self.low is None else self.low, FARTHEST if self.high is None else self.high
         clip_to(column, draft, given((low, high)))
 
@@ -61,7 +60,6 @@ class Winsorize(PrepStep):
         )
 
     def declare(self, column: Column, draft: Draft) -> None:
-        """It learns the quantiles."""
         clip_to(column, draft, draft.quantiles(column, [self.low, self.high]))
 
 
@@ -82,7 +80,6 @@ class Outliers(PrepStep):
         return "use Outliers('sd', ...), or Clip with bounds that you know" if self.method == "iqr" else ""
 
     def declare(self, column: Column, draft: Draft) -> None:
-        """It learns the bounds."""
         factor = FACTORS[self.method] if self.factor is None else self.factor
         bounds: Later[tuple[float, float]]
         if self.method == "sd":

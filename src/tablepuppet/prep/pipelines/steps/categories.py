@@ -14,8 +14,7 @@ from numpy.typing import NDArray
 from tablepuppet.arrays import Digests
 from tablepuppet.errors import LearnError, PrivacyError
 from tablepuppet.prep.columns.selected import is_public
-from tablepuppet.prep.columns.statistics import CategorySummary
-from tablepuppet.prep.encode.encode import NO_DIGESTS
+from tablepuppet.prep.columns.statistics import NO_DIGESTS, CategorySummary
 from tablepuppet.prep.encode.specs import MOST_CODES, Hashed, Lookup, Other
 from tablepuppet.prep.pipelines.draft import Codes, Column, Draft, Kind, Weights
 from tablepuppet.prep.pipelines.moments import Moments
@@ -92,7 +91,6 @@ class OneHot(CategoryStep):
     max_categories: int | None = setting(None, "a whole number of at least 1", lambda most: is_whole(most, 1))
 
     def declare(self, column: Column, draft: Draft) -> None:
-        """It learns the categories that have columns of their own."""
         pools = self.min_count is not None or self.max_categories is not None
         weights = list_categories(column, draft, None if pools else draft.max_categories)
         column.kind = "coded"
@@ -125,7 +123,6 @@ class Recode(CategoryStep):
     """The code of a category as a number: 0 for the most frequent, and so on. A new category is missing."""
 
     def declare(self, column: Column, draft: Draft) -> None:
-        """It numbers the categories."""
         weights, name = list_categories(column, draft, None), column.name
         numbers = self.numbers(column, draft, weights)
         draft.emit(column, lambda numbers: Lookup(name, numbers.tolist(), None, None), numbers)
@@ -193,7 +190,6 @@ class Hash(CategoryStep):
     n: int = setting(32, f"a whole number from 2 to {MOST_CODES:,}", lambda n: is_whole(n, 2, MOST_CODES))
 
     def declare(self, column: Column, draft: Draft) -> None:
-        """Nothing is learned."""
         _check_category(column, draft)
         self.need(not column.is_listed, "put it before Impute")
         draft.emit(column, Hashed, column.name, self.n)

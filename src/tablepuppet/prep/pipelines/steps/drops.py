@@ -26,7 +26,6 @@ class DropConstant(PrepStep):
     variance: float = setting(0.0, "a number from 0", lambda variance: is_number(variance, 0))
 
     def declare(self, column: Column, draft: Draft) -> None:
-        """It learns the variance."""
         if column.kind == "text":
             drop_if_same(column, draft)
         else:
@@ -65,7 +64,6 @@ class DropMissing(PrepStep):
     share: float = setting(0.5, "a number from 0 to 1", lambda share: is_number(share, 0, 1))
 
     def declare(self, column: Column, draft: Draft) -> None:
-        """It counts those missing."""
         source = column.column
 
         def some(missing: float) -> None:

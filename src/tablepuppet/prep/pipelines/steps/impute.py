@@ -54,13 +54,11 @@ class Impute(PrepStep):
         return "use strategy 'mean', or 'constant' with fill" if self.strategy in ("median", "mode") else ""
 
     def selected(self, draft: Draft) -> list[Column]:
-        """The columns that it works on."""
         usual: tuple[Kind, ...] = ("number", "text") if self.strategy == "mode" else ("number",)
         usual = ("text",) if isinstance(self.fill, str) else usual
         return draft.select(self.columns, self.takes, usual)
 
     def declare(self, column: Column, draft: Draft) -> None:
-        """It learns what to fill with."""
         if column.kind == "text":
             self._declare_text(column, draft)
             return

@@ -65,7 +65,6 @@ class LabelStep(PrepStep):
         return self.folds > 1
 
     def declare(self, column: Column, draft: Draft) -> None:
-        """It learns the number of each category."""
         if column.kind == "text":
             list_categories(column, draft, None)
         source, name, folds = column.column, column.name, Folds(self.folds, self.seed, self.shuffle)

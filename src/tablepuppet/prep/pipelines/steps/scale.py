@@ -1,18 +1,19 @@
-"""Steps that centre and scale numbers: `Standardize`, `MinMax`, `Robust`."""
+"""Rising functions of numbers: `Standardize`, `MinMax` and `Robust` centre and scale, `Log` and `Power` are curves."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
 from tablepuppet.errors import LearnError
 from tablepuppet.party.arguments import LEAST_SCALE, MOST_SCALE
-from tablepuppet.prep.encode.specs import Scale
+from tablepuppet.prep.encode.specs import Exponent, Logarithm, Scale
 from tablepuppet.prep.pipelines.draft import Column, Draft, bounded
 from tablepuppet.prep.pipelines.moments import Moments
-from tablepuppet.prep.pipelines.needs import Later
-from tablepuppet.prep.pipelines.steps.step import PrepStep, is_number
+from tablepuppet.prep.pipelines.needs import Later, given
+from tablepuppet.prep.pipelines.steps.step import PrepStep, is_number, setting
 from tablepuppet.sql.query import OutputColumn
 
 
@@ -23,7 +24,6 @@ class Standardize(PrepStep):
     advice: ClassVar[str] = ""
 
     def declare(self, column: Column, draft: Draft) -> None:
-        """It learns mean and deviation."""
         known = draft.usable(column)
         scale_by(draft, column, Later(_standard, known))
 
@@ -54,7 +54,6 @@ class MinMax(PrepStep):
         )
 
     def declare(self, column: Column, draft: Draft) -> None:
-        """It learns the ends."""
 
         def between(ends: tuple[float, float]) -> tuple[float, float]:
             scale = (ends[1] - ends[0]) / (self.high - self.low) or 1.0
@@ -79,7 +78,6 @@ class Robust(PrepStep):
         object.__setattr__(self, "quantile_range", tuple(ends))
 
     def declare(self, column: Column, draft: Draft) -> None:
-        """It learns median and percentiles."""
         low, high = self.quantile_range
         found = draft.quantiles(column, [0.5, low / 100, high / 100])
         scale_by(draft, column, Later(lambda found: (found[0], found[2] - found[1] or 1.0), found))
@@ -105,3 +103,44 @@ def _fitted(draft: Draft, column: OutputColumn, by: tuple[float, float]) -> Scal
 
 def _scaled(known: Moments, step: Scale) -> Moments:
     return known.scaled(step.centre, step.scale)
+
+
+LEAST = 1e-300  # of a number that has a logarithm
+
+
+@dataclass(frozen=True)
+class Log(PrepStep):
+    """log(value + offset), the natural logarithm; missing where that is not above 0."""
+
+    advice: ClassVar[str] = ""
+
+    offset: float = setting(0.0, "a number", lambda offset: is_number(offset, -1e100, 1e100))
+
+    def declare(self, column: Column, draft: Draft) -> None:
+        """Nothing is learned; for ranks the rows that have a logarithm are counted, since the others are the lowest."""
+        order, step = column.order, Logarithm(column.name, float(self.offset))
+        before = draft.moments(column)
+        if order is not None:
+            draft.need(column, before)
+        draft.emit(column, lambda: step)
+        column.moments, column.is_filled = None, False
+        if order is not None:
+
+            def value_of(value: float) -> float:
+                return step.value(value) if value + step.offset > 0 else math.log(LEAST)
+
+            left = Later(lambda after: after.count, draft.summary(column))
+            lost = Later(lambda before, left: before.count - left, before, left)
+            column.order = lambda: order().shortened(lost, left).mapped(given(value_of))
+
+
+@dataclass(frozen=True)
+class Power(PrepStep):
+    """sign(value) * |value| ** exponent; square roots by default."""
+
+    advice: ClassVar[str] = ""
+
+    exponent: float = setting(0.5, "a number from 0.001 to 1000", lambda exponent: is_number(exponent, 1e-3, 1e3))
+
+    def declare(self, column: Column, draft: Draft) -> None:
+        draft.apply(column, Exponent, column.name, float(self.exponent))

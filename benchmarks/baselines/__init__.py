@@ -1,0 +1,1 @@
+"""What the papers compare their networks with, trained on pooled rows."""
