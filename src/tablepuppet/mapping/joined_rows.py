@@ -341,8 +341,8 @@ class JoinedRows:
 
         ``groups`` is a column of numbers below ``size``; a row with a negative one is in no group.
         """
-        table, numbers = self.mapping.tables[alias], self._whole().stored[groups]
-        values = [self._whole().stored[column] for column in columns]
+        table, numbers = self.mapping.tables[alias], self._whole.stored[groups]
+        values = [self._whole.stored[column] for column in columns]
         chosen = np.flatnonzero(numbers >= 0)
         inside = numbers[chosen]
         if table.is_identity:
