@@ -329,8 +329,8 @@ COLUMNS = ("k", "l", "m", "x", "c")
 
 
 @st.composite
-def worlds(draw: st.DrawFn, most_tables: int = 4, most_rows: int = 12) -> World:
-    """Random parties with shards of random tables, and a random query."""
+def worlds(draw: st.DrawFn, most_tables: int = 4, most_rows: int = 12, outer: bool = False) -> World:
+    """Random parties with shards of random tables, and a random query; with outer joins if ``outer``."""
     domains = [draw(st.sampled_from(_JOINABLE)) for _ in range(2)]
     names = [f"p{i}" for i in range(draw(st.integers(1, 3)))]
     tables = [f"t{i}" for i in range(draw(st.integers(1, most_tables)))]
@@ -342,7 +342,7 @@ def worlds(draw: st.DrawFn, most_tables: int = 4, most_rows: int = 12) -> World:
             parties[owner][table] = draw(_shards(first, second, most_rows))
     used = [draw(st.sampled_from(tables)) for _ in range(draw(st.integers(1, most_tables)))]
     uses = {f"a{i}": table for i, table in enumerate(used)}
-    branches = [draw(_branches(uses, parties)) for _ in range(draw(st.sampled_from([1, 1, 2, 3])))]
+    branches = [draw(_branches(uses, parties, outer)) for _ in range(draw(st.sampled_from([1, 1, 2, 3])))]
     select = ", ".join(f"{alias}.{column} AS {alias}_{column}" for alias in uses for column in COLUMNS)
     kinds = tuple(draw(st.sampled_from(["parquet", "parquet", "arrow", "arrow", "duckdb"])) for _ in names)
     union = draw(st.sampled_from(["UNION ALL", "UNION"]))
@@ -375,21 +375,24 @@ def _shards(draw: st.DrawFn, first: str, second: str, most_rows: int) -> pa.Tabl
 
 
 @st.composite
-def _branches(draw: st.DrawFn, uses: Mapping[str, str], parties: Parties) -> str:
+def _branches(draw: st.DrawFn, uses: Mapping[str, str], parties: Parties, outer: bool) -> str:
     """FROM and WHERE of one SELECT: joins that hang together, some of them cyclic, and filters."""
     aliases = list(uses)
     text = f"FROM {draw(_named(aliases[0], uses, parties))}"
     where: list[str] = []
     for number, alias in enumerate(aliases[1:], 1):
         table = draw(_named(alias, uses, parties))
-        style = draw(st.sampled_from(["on", "on", "on", "on", "comma", "comma", "cross"]))
+        inner = ["on", "on", "on", "on", "comma", "comma", "cross"]
+        style = draw(st.sampled_from(["on", "LEFT", "LEFT", "LEFT", "RIGHT", "FULL", "comma"] if outer else inner))
         if style == "cross":
             text += f" CROSS JOIN {table}"
             continue
         partners = draw(st.lists(st.sampled_from(aliases[:number]), min_size=1, max_size=2, unique=True))
         equalities = [draw(_equality(alias, other)) for other in partners for _ in range(draw(st.integers(1, 2)))]
-        if style == "on":
-            text += f" JOIN {table} ON {' AND '.join(equalities)}"
+        if style in ("on", "LEFT", "RIGHT", "FULL"):
+            beside = draw(st.lists(st.sampled_from(aliases[: number + 1]), max_size=1)) if outer else []
+            on = [*equalities, *(f"({draw(st.sampled_from(_PREDICATES)).format(each)})" for each in beside)]
+            text += f" {style.replace('on', '')} JOIN {table} ON {' AND '.join(on)}"
         else:
             text += f" CROSS JOIN {table}"
             where += equalities

@@ -37,7 +37,7 @@ LAYERS = [
     {"algebra"},
     {"session"},
     {"relation"},
-    {"learn.__init__", "learn.registry", "learn.rounds", "learn.settings", "learn.specs", "learn.threads"},
+    {"learn.__init__", "learn.registry", "learn.rounds", "learn.settings", "learn.threads"},
     {"learn.labels", "learn.loss", "learn.noise"},
     {"learn.tables"},
     {"learn.linear", "learn.trees"},

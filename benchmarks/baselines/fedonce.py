@@ -29,8 +29,7 @@ from tablepuppet.learn.learners.planner import tables_of
 from tablepuppet.learn.learners.solver_learner import SolverLearner
 from tablepuppet.learn.learners.split import SplitNN, SplitNNClassifier, SplitNNRegressor
 from tablepuppet.learn.loss.measures import Metrics, class_measures, number_measures
-from tablepuppet.learn.tables.network import need_torch
-from tablepuppet.learn.threads import one_thread
+from tablepuppet.learn.threads import need_torch, one_thread
 from tablepuppet.prep.encode.encode import Encoding, apply_encoding
 from tablepuppet.privacy.settings import Privacy
 from tablepuppet.relation import Relation

@@ -29,7 +29,6 @@ from torch import Tensor
 from torch.nn import Module, ModuleList
 
 from tablepuppet.learn.solve.sgd import falling
-from tablepuppet.learn.split.flat import seeded
 from tablepuppet.learn.split.tabnet import (
     BatchMoments,
     Guest,
@@ -41,6 +40,7 @@ from tablepuppet.learn.split.tabnet import (
     latent_of,
     latent_parts,
 )
+from tablepuppet.learn.threads import seeded
 
 Design = Literal["ct", "lt", "lt-tuned", "tabvfl-le", "tabvfl"]
 DESIGNS: tuple[Design, ...] = ("ct", "lt", "lt-tuned", "tabvfl-le", "tabvfl")

@@ -19,9 +19,9 @@ import msgspec
 import numpy as np
 from msgspec import Meta
 
-from tablepuppet.learn.specs import Bottom, TableSpec
+from tablepuppet.learn.tables.dense import Network
 from tablepuppet.learn.tables.linear import Linear
-from tablepuppet.learn.tables.network import Network
+from tablepuppet.learn.tables.model import Bottom, TableSpec
 from tablepuppet.party.arguments import LARGEST, Within, fits, is_family, one_of
 from tablepuppet.party.ops import Op
 from tablepuppet.prep.encode.program import Shapes as StepShapes

@@ -19,7 +19,7 @@ import numpy as np
 import pyarrow as pa
 
 from tablepuppet.errors import PartyError
-from tablepuppet.learn.specs import Mlp
+from tablepuppet.learn.tables.dense import Mlp
 from tablepuppet.learn.tables.linear import Linear
 from tablepuppet.party.blind import blind
 from tablepuppet.party.local_table import LocalTable
@@ -158,7 +158,7 @@ def run_kept(folder: Path, seed: int, counts: Counter[tuple[str, str]], compare:
     for name, spec in NETWORKS.items():
         model = {**one, "model": name}
         learn += [
-            ("split.start", {**model, "spec": spec, "seed": 0}),
+            ("model.start", {**model, "spec": spec, "seed": 0}),
             ("nat.train", {**model, "seed": 0, "epochs": 3, "settings": settings}),
             ("nat.components", model),
             ("parts.store", {"view": "v", "model": name, "saved": "s", "part": "p", "unit": 1.0}),

@@ -23,9 +23,9 @@ import tablepuppet.learn.party_ops  # noqa: F401 - registers all ops, as a party
 import tablepuppet.party.local_table as local_table
 import tablepuppet.privacy.label as label_noise
 from tablepuppet.errors import TablePuppetError
-from tablepuppet.learn.specs import Bottom, Mlp, Spec
+from tablepuppet.learn.tables.dense import Mlp, Network
 from tablepuppet.learn.tables.linear import Linear
-from tablepuppet.learn.tables.network import Network
+from tablepuppet.learn.tables.model import Bottom, Spec
 from tablepuppet.party.arguments import GramNoise
 from tablepuppet.party.blind import blind
 from tablepuppet.party.databases.urls import open_database
@@ -306,10 +306,7 @@ def prepare(worlds: list[World], rng: np.random.Generator) -> tuple[Maker, list[
             name = f"{kind}{number}"
             maker.shapes.models[name] = (f"e{number}", spec)
             begun = {"view": "v", "encoding": f"e{number}", "model": name, "seed": 1, "zero": kind != "embedding"}
-            if isinstance(spec, Bottom):
-                asked.append(("split.start", {**begun, "spec": spec}))
-            else:
-                asked.append(("model.start", {**begun, "spec": spec}))
+            asked.append(("model.start", {**begun, "spec": spec}))
         for outputs in (1, 2):
             name, spec = f"ridge{outputs}{number}", Linear(outputs)
             maker.shapes.models[name] = (f"e{number}", spec)
@@ -338,8 +335,8 @@ def prepare_pooled(world: World, maker: Maker, rng: np.random.Generator) -> list
         for kind in ("plain", "net", "number"):
             model, spec = f"{kind}{number}", MODELS[kind]
             maker.shapes.models[model] = (name, spec)
-            op = "split.start" if isinstance(spec, Bottom) else "model.start"
-            asked.append((op, {"view": "v", "encoding": name, "model": model, "spec": spec, "seed": 1, "zero": False}))
+            begun = {"view": "v", "encoding": name, "model": model, "spec": spec, "seed": 1, "zero": False}
+            asked.append(("model.start", begun))
     return asked
 
 

@@ -129,7 +129,8 @@ def _train_linear(
     thetas = np.split(theta, ends)[:-1]  # what follows the last table is nothing
     spec = learner.spec(loss.outputs)
     parts = {
-        alias: TableParameters(spec.over(tables[alias].width), part) for alias, part in zip(tables, thetas, strict=True)
+        alias: TableParameters(spec.over(tables[alias].width, alias), part)
+        for alias, part in zip(tables, thetas, strict=True)
     }
     return PooledModel(encoding, parts, loss.outputs), intercept
 
@@ -188,9 +189,9 @@ def train_networks(
     def write(done: Round) -> bool:
         return report(out_of_units(done, unit))
 
-    tables, rows = joined_tables(client, encoding), len(client.rows)
+    tables, rows, spec = joined_tables(client, encoding), len(client.rows), learner.spec(loss.outputs)
     parts = {
-        alias: first_parameters(learner.spec(loss.outputs), learner.seed, alias, table.dense.shape[1], table.width)
+        alias: first_parameters(spec.over(table.width, alias), learner.seed, alias, table.dense.shape[1])
         for alias, table in tables.items()
     }
     model = PooledModel(encoding, parts, loss.outputs, unit)

@@ -19,11 +19,12 @@ from numpy.typing import NDArray
 from tablepuppet.arrays import mark
 from tablepuppet.errors import LearnError, NotPickledError, PrivacyError
 from tablepuppet.mapping.joined_rows import JoinedRows
-from tablepuppet.mapping.table_mapping import TableMapping
+from tablepuppet.mapping.table_mapping import ShardRows, TableMapping
 from tablepuppet.operators.client import Client
 from tablepuppet.operators.dealing import dealt, dealt_to_groups
 from tablepuppet.operators.secure_sum import make_rosters
 from tablepuppet.party.request import Request
+from tablepuppet.party.snapshot import NOWHERE
 from tablepuppet.prep.columns.dividing import Time, as_time, classes_of, groups_of, shares, stratified_label, times_of
 from tablepuppet.prep.columns.label import joined_labels
 from tablepuppet.prep.columns.selected import check_without_noise
@@ -38,7 +39,7 @@ from tablepuppet.runs.figures import number
 from tablepuppet.runs.table_view import card
 from tablepuppet.session import Session
 from tablepuppet.spelling import attributes_explained, names_checked, shows
-from tablepuppet.sql.explain import Explanation, JoinSizes, ShardSize, explain
+from tablepuppet.sql.explain import Explanation, JoinSizes, Measured, MeasuredStep, ShardSize, explain
 from tablepuppet.sql.plan import Plan
 from tablepuppet.sql.query import Query
 from tablepuppet.wire.engine import call_all
@@ -255,16 +256,37 @@ class Relation(Statistics):
         size = f"{len(self):,} joined rows" if "joined_rows" in self.__dict__ else "not joined yet"
         return card(f"Relation: {size}, {len(self.columns)} features", facts, query.sql.strip())
 
-    def explain(self) -> Explanation:
-        """The plan: scans, pushed filters, join keys, sizes, bytes per training round, where to run it."""
+    @names_checked
+    def explain(self, *, analyze: bool = False) -> Explanation:
+        """The plan: scans, pushed filters, join keys, sizes, bytes per training round, where to run it.
+
+        With ``analyze`` also what it has taken so far: trips, bytes and seconds of the parties and of this process, by
+        what was asked, beside what was estimated; also that of fits on it, on its splits and folds.
+        """
         shards = {
-            (shard.party, alias): ShardSize(self._session.rows_read[shard.party, alias], len(shard.row_ids))
+            (shard.party, alias): self._size_of(alias, shard)
             for alias, table in self.joined_rows.tables.items()
             for shard in table.shards
         }
         local = frozenset(party for party in self.plan.parties if not self._session.engine.is_service(party))
         sizes = JoinSizes(len(self), self.joined_rows.nbytes, shards, np.dtype(self.wire).itemsize)
-        return explain(self.plan, sizes, local, () if self.prep is DEFAULT else self._prepared_by())
+        session, prepared = self._session, () if self.prep is DEFAULT else self._prepared_by()
+        if not analyze:
+            return explain(self.plan, sizes, local, prepared)
+        steps = [
+            MeasuredStep(each.ops, party, int(count), int(up), int(down), spent, each.trips, each.here)
+            for each in session.engine.stopwatch.of(session.id)
+            for party, (count, up, down, spent) in sorted(each.parties.items())
+        ]
+        return explain(self.plan, sizes, local, prepared, measured=Measured(steps, session.join_seconds))
+
+    def _size_of(self, alias: str, shard: ShardRows) -> ShardSize:
+        """The sizes of a shard, for people: the missing row is none of its rows."""
+        counts, missing = self.joined_rows.tables[alias].counts[shard.slice], self.client.missing_row(alias, shard)
+        scan = next(scan for scan in self.plan.of_alias(alias) if scan.party == shard.party)
+        read = self._session.rows_read[shard.party, alias] - scan.missing
+        without = 0 if missing is None else int(counts[missing])
+        return ShardSize(read, len(shard.row_ids) - (missing is not None), without)
 
     def _prepared_by(self) -> list[str]:
         """The steps of its pipeline for people, with what was learned of the label when it was fitted."""
@@ -328,7 +350,8 @@ class Relation(Statistics):
         return joined_labels(self.client, self.query.label)
 
     def rows(self) -> pa.Table:
-        """Where each joined row comes from: ``<alias>.party`` and ``<alias>.row``, its place in the source.
+        """Where each joined row comes from: ``<alias>.party`` and ``<alias>.row``, its place in the source; NULL where
+        an outer join found no row.
 
         Only where all parties are in this process: elsewhere a row's place is nobody's business.
         """
@@ -345,8 +368,11 @@ class Relation(Statistics):
                 names.append(np.full(len(shard.row_ids), place, np.int32))
                 places.append(positions(self._session.id, alias, shard.row_ids))
             owners = pa.array([shard.party for shard in table.shards], pa.string())
-            columns[f"{alias}.party"] = owners.take(pa.array(self.joined_rows.taken(alias, np.concatenate(names))))
-            columns[f"{alias}.row"] = pa.array(self.joined_rows.taken(alias, np.concatenate(places)))
+            found = self.joined_rows.taken(alias, np.concatenate(places))
+            missing = found == NOWHERE
+            of_row = self.joined_rows.taken(alias, np.concatenate(names))
+            columns[f"{alias}.party"] = owners.take(pa.array(of_row, mask=missing))
+            columns[f"{alias}.row"] = pa.array(found, mask=missing)
         return pa.table(columns)
 
     @names_checked
@@ -384,9 +410,10 @@ class Relation(Statistics):
             published = {shard.party: shard for shard in self.plan.tables[alias].shards}
             for shard in table.shards:
                 known = published[shard.party]
-                if 0 < len(shard.row_ids) < known.min_rows:
+                rows = len(shard.row_ids) - (self.client.missing_row(alias, shard) is not None)
+                if 0 < rows < known.min_rows:
                     return (
-                        f"{name} has {len(shard.row_ids)} rows of table {known.name!r} at party {shard.party!r}, which "
+                        f"{name} has {rows} rows of table {known.name!r} at party {shard.party!r}, which "
                         f"refuses fewer than {known.min_rows} (policy rule min_rows)"
                     )
         return ""
@@ -421,8 +448,12 @@ class Relation(Statistics):
 
     @property
     def split_table(self) -> str:
-        """The alias of the table whose rows are split: that of the label, or the first of FROM."""
-        return self.query.label.alias if self.query.label else self.query.tables[0].alias
+        """The alias of the table whose rows are split: that of the label, or the first of FROM; instead of one that an
+        outer join may find no row of, the first of which every joined row has a row.
+        """
+        first = self.query.label.alias if self.query.label else self.query.tables[0].alias
+        certain = (use.alias for use in self.query.tables if use.alias not in self.query.may_miss)
+        return first if first not in self.query.may_miss else next(certain, first)
 
     def parted(self, alias: str, chosen: NDArray[np.bool_]) -> tuple[Relation, Relation]:
         """(the joined rows of other rows of a table, those of the chosen ones)."""

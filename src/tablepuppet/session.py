@@ -7,6 +7,7 @@ held against what the catalog said.
 from __future__ import annotations
 
 import itertools
+import time
 import weakref
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -17,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tablepuppet.errors import PartyError, TablePuppetError
-from tablepuppet.mapping.join import JoinBranch, ShardKeys, join
+from tablepuppet.mapping.join import AttachRows, JoinBranch, KeepRows, ShardKeys, join
 from tablepuppet.mapping.joined_rows import JoinedRows
 from tablepuppet.operators.client import SecureTables
 from tablepuppet.party.request import UNDECLARED, Declared, Request, Step
@@ -26,6 +27,7 @@ from tablepuppet.party.snapshot import MOST_ROWS
 from tablepuppet.prep.pipelines.pipeline import DEFAULT, Pipeline
 from tablepuppet.runs.events import Events
 from tablepuppet.sql.plan import Plan, Scan
+from tablepuppet.sql.query import Attach, JoinTree, KeyClass
 from tablepuppet.wire.closing import closer
 from tablepuppet.wire.engine import Engine, call_all
 from tablepuppet.wire.outbox import Outbox, WhenLost
@@ -78,6 +80,7 @@ class Session:
         self.secured = SecureTables()
         self.rows_read: dict[tuple[str, str], int] = {}
         self._keys: dict[tuple[str, str], Blinded] = {}
+        self.join_seconds = 0.0
         self._open()
 
     def _open(self) -> None:
@@ -92,7 +95,7 @@ class Session:
         for (party, _), (opened, *blinded) in zip(calls, call_all(self.engine, calls, done), strict=True):
             self.rows_read |= self._rows_read(party, scans[party], opened.get("rows"))
             for scan, keys in zip(scans[party], blinded, strict=True):
-                returns = keys_returned(len(scan.keys), len(scan.filters), keys)
+                returns = keys_returned(scan, keys)
                 asked = Asked(rows=self.rows_read[party, scan.alias])
                 check_reply(party, f"table {scan.table!r}", "keys.blind", returns, keys, asked)
                 self._keys[party, scan.alias] = dict(keys)
@@ -106,8 +109,8 @@ class Session:
         for scan in scans:
             shard = next(s for s in self.plan.tables[scan.alias].shards if s.party == party)
             most = MOST_ROWS if shard.estimated else min(GROWTH * shard.rows + SLACK, MOST_ROWS)
-            rows = reply[scan.alias]
-            if not isinstance(rows, int) or isinstance(rows, bool) or not 0 <= rows <= most:
+            least, rows = int(scan.missing), reply[scan.alias]
+            if not isinstance(rows, int) or isinstance(rows, bool) or not least <= rows <= most:
                 shown = f"{rows:,}" if isinstance(rows, int) else "no number of"
                 raise PartyError(
                     f"party {party!r}: it claims {shown} rows of table {scan.table!r}, which had {shard.counted} "
@@ -134,14 +137,10 @@ class Session:
             alias: [self._shard_keys(scan, keys[scan.party, alias]) for scan in listed]
             for alias, listed in scans.items()
         }
-        branches = [
-            JoinBranch(
-                {key.label: frozenset(key.members) for key in branch.keys},
-                {alias: self._rows_of_branch(listed, number, keys) for alias, listed in scans.items()},
-            )
-            for number, branch in enumerate(query.branches)
-        ]
+        branches = [self._branch(number, each.joined, scans, keys) for number, each in enumerate(query.branches)]
+        began = time.perf_counter()
         joined = join(tables, branches, query.distinct, self.settings.memory_limit)
+        self.join_seconds = time.perf_counter() - began
         done(1)
         self.events.emit("info", "joined", f"{len(joined):,} joined rows")
         return JoinedRows(joined)
@@ -153,12 +152,31 @@ class Session:
             self.rows_read[scan.party, scan.alias],
             {label: reply[f"digests{i}"].view(np.uint8) for i, label in enumerate(labels)},
             {label: reply[f"codes{i}"] for i, label in enumerate(labels)},
+            scan.missing,
         )
+
+    def _branch(
+        self, number: int, tree: JoinTree, scans: Mapping[str, Sequence[Scan]], keys: Mapping[tuple[str, str], Blinded]
+    ) -> JoinBranch:
+        """A tree of joins with what parties answered about rows."""
+
+        def holds(conditions: Mapping[str, str]) -> dict[str, NDArray[np.bool_]]:
+            return {alias: self._rows_holding(scans[alias], text, keys) for alias, text in conditions.items()}
+
+        steps: list[AttachRows | KeepRows] = []
+        for step in tree.steps:
+            if isinstance(step, Attach):
+                right = self._branch(number, step.right, scans, keys)
+                steps.append(AttachRows(right, _members(step.keys), holds(step.conditions), step.keeps_right))
+            else:
+                steps.append(KeepRows(holds(step.conditions)))
+        rows = {alias: self._rows_of_branch(scans[alias], number, keys) for alias in tree.tables}
+        return JoinBranch(_members(tree.keys), rows, steps)
 
     def _rows_of_branch(
         self, scans: Sequence[Scan], number: int, keys: Mapping[tuple[str, str], Blinded]
     ) -> NDArray[np.bool_] | None:
-        """Which rows of a vertical table a branch of the union reads; None for all."""
+        """Which rows of a vertical table a branch of the union reads, the missing row not among them; None for all."""
         parts = []
         for scan in scans:
             branch, rows = scan.branches[number], self.rows_read[scan.party, scan.alias]
@@ -167,8 +185,24 @@ class Session:
                 parts.append(np.full(rows, branch is not None))
             else:
                 parts.append(np.unpackbits(passes.view(np.uint8), count=rows).astype(bool))
+            if scan.missing:
+                parts[-1][-1] = False
         alive = np.concatenate(parts)
         return None if alive.all() else alive
+
+    def _rows_holding(
+        self, scans: Sequence[Scan], text: str, keys: Mapping[tuple[str, str], Blinded]
+    ) -> NDArray[np.bool_]:
+        """Which rows of a vertical table hold a condition of the query."""
+        parts = []
+        for scan in scans:
+            bits, rows = keys[scan.party, scan.alias][f"holds{scan.conditions.index(text)}"], self.rows_read
+            parts.append(np.unpackbits(bits.view(np.uint8), count=rows[scan.party, scan.alias]).astype(bool))
+        return np.concatenate(parts)
+
+
+def _members(keys: Sequence[KeyClass]) -> dict[str, frozenset[str]]:
+    return {key.label: frozenset(key.members) for key in keys}
 
 
 def close_session(engine: Engine, parties: tuple[str, ...], session: str) -> None:

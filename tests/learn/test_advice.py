@@ -644,6 +644,7 @@ OTHERS = {
     "choose a larger batch_size": "the same at a party",
     "nothing is known of the size of predictions: say a bound": OWN_REQUEST,
     "predict over that shard alone, or fit it again over all": SERVICES,
+    "set method='nat', or ask its operator for matrix = true": "of shards that are services: tests of FedOnce",
     "write len(rel), rel.columns": "what it has instead has another form",
     "write it in SQL: fed.sql(...)": "what it has instead has another form",
 }

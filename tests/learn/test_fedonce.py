@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import zlib
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ import pytest
 import tablepuppet as tp
 from tablepuppet.baselines import joined_tables
 from tablepuppet.learn.split.nat import NatSettings, NatTraining, principal_components, targets_of
-from tablepuppet.learn.split.once import InputRows
+from tablepuppet.learn.split.once import input_rows
 from tablepuppet.prep.encode.encode import encoded
 from tests.learn.materialised import ALL, JOIN, predictions, shop
 from tests.relations import federation, write_party
@@ -71,7 +72,7 @@ def test_each_guest_sends_exactly_one_message_of_representations(fed: tp.Federat
         assert asked[party, "split.embed"] + asked[party, "split.apply"] == 1
         assert after[party, "up"] - before.get((party, "up"), 0) == 1
     for party in host:
-        assert asked[party, "split.step"] + asked[party, "split.gradient"] >= 3
+        assert asked[party, "split.step"] + asked[party, "model.gradient"] >= 3
         assert not asked[party, "nat.train"] + asked[party, "nat.average"]
     assert len(model.history_) == 3
     assert {"bytes_up", "bytes_down", "messages"} <= model.history_[0].keys()
@@ -140,7 +141,7 @@ def test_a_guest_sees_each_base_row_once_however_often_it_is_joined(tmp_path: Pa
         start = network.start(5, alias, data.dense.shape[1])
         own = int(np.random.default_rng([5, zlib.crc32(f"{alias}/{party}".encode())]).integers(2**62))
         targets = targets_of(table.snapshot.place(table.view(client.view).row_ids), 4, own)
-        work = NatTraining(network, start, InputRows.of(network, data), targets, NatSettings(), own)
+        work = NatTraining(network, start, input_rows(network, data), targets, NatSettings(), own)
         work.train(2)
         np.testing.assert_allclose(found[alias], work.theta, rtol=1e-12)
 
@@ -154,7 +155,7 @@ def test_more_rounds_go_on_as_split_learning(fed: tp.Federation) -> None:
     more = learner(epochs=3, rounds=4).fit(relation)
     assert [entry["round"] for entry in more.history_] == [1, 2, 3, 4, 5, 6]
     for party in guests:
-        assert asked[party, "split.step"] + asked[party, "split.gradient"] > 3
+        assert asked[party, "split.step"] + asked[party, "model.gradient"] > 3
     for one, other in zip(once.history_, more.history_[:3], strict=True):
         assert one["loss"] == other["loss"]
     assert more.history_[-1]["bytes_up"] > more.history_[1]["bytes_up"]
@@ -264,3 +265,22 @@ def test_an_image_that_does_not_fit_is_refused(fed: tp.Federation) -> None:
     """The error names the table, the shape and the columns."""
     with pytest.raises(tp.LearnError, match="images of 1 x 3 x 3 = 9 columns, but the table has"):
         learner(bottom=tp.bottom.cnn(shape=(3, 3), channels=(2,))).fit(relation_of(fed))
+
+
+def test_principal_components_of_shards_that_hide_small_groups(fed: tp.Federation) -> None:
+    """A guest in several shards has none there: that is said before a party is asked. With NAT, or ``matrix = true``,
+    it learns all the same; so does a guest with one shard, whose party has its components itself.
+    """
+    relation, rules = relation_of(fed), dict[str, Any](min_group=5, matrix=False)
+    for settings, allowed in (({"method": "pca"}, {}), ({"method": "nat"}, {}), ({"method": "pca"}, {"matrix": True})):
+        tables = {
+            alias: replace(table, shards=tuple(replace(shard, **(rules | allowed)) for shard in table.shards))
+            for alias, table in relation.plan.tables.items()
+        }
+        plan = replace(relation.plan, tables=tables)
+        several = any(len(table.shards) > 1 for alias, table in tables.items() if alias != "o")
+        if settings["method"] == "pca" and several and not allowed:
+            with pytest.raises(tp.PrivacyError, match="set method='nat', or ask its operator for matrix = true"):
+                learner(**settings).check_plan(plan)
+        else:
+            learner(**settings).check_plan(plan)

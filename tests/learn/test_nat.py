@@ -10,7 +10,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tablepuppet.learn.specs import Mlp
 from tablepuppet.learn.split.nat import (
     NatSettings,
     NatTraining,
@@ -19,8 +18,7 @@ from tablepuppet.learn.split.nat import (
     principal_components,
     targets_of,
 )
-from tablepuppet.learn.split.table import Batched, TorchTable
-from tablepuppet.learn.tables.layers import Dense, DenseRows
+from tablepuppet.learn.tables.dense import Dense, DenseRows, Matrix, Mlp
 from tablepuppet.prep.encode.encoded_table import EncodedTable
 
 torch: Any = pytest.importorskip("torch")
@@ -35,14 +33,10 @@ def network(*sizes: int, activation: Any = torch.nn.ReLU, seed: int = 0) -> Any:
 
 
 def training(rows: np.ndarray, outputs: int, seed: int = 0, **settings: Any) -> NatTraining:
-    tensor = torch.from_numpy(rows.astype(np.float32))
     targets = targets_of(np.arange(len(rows)), outputs, seed)
-    table = TorchTable(Mlp((16,), outputs, "relu", False), rows.shape[1], "t")
-
-    def chosen(places: Any) -> Batched:
-        return Batched(tensor[torch.from_numpy(places)], None, None)
-
-    return NatTraining(table, table.start(0, "t", rows.shape[1]), chosen, targets, NatSettings(**settings), seed)
+    table, matrix = Mlp((16,), outputs, "relu", False).over(rows.shape[1]), Matrix(rows.astype(np.float32))
+    theta = table.start(0, "t", rows.shape[1])
+    return NatTraining(table, theta, matrix.__getitem__, targets, NatSettings(**settings), seed)
 
 
 def test_targets_are_uniform_on_the_unit_sphere() -> None:
@@ -79,7 +73,7 @@ def test_each_batch_of_an_assigning_epoch_ends_optimally_assigned() -> None:
     inner = work._step
 
     def watched(places: Any, assigns: bool) -> float:
-        outputs = work.network.forward(work.theta, work.rows(places)).embeddings
+        outputs = work.network.forward(work.theta, work.rows(places)).outputs
         value = inner(places, assigns)
         steps.append((outputs / np.linalg.norm(outputs, axis=1, keepdims=True), places))
         unit, targets = steps[-1][0], work.targets[places]

@@ -84,9 +84,9 @@ def test_nothing_planted_is_seen(
 
 def test_the_net_holds_embeddings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The search would find cells: an op that returned them, instead of embeddings, is found out."""
-    from tablepuppet.learn.split.table import TorchTable
+    from tablepuppet.learn.tables.dense import MlpTable
 
-    monkeypatch.setattr(TorchTable, "predict", lambda *_: np.stack([CELLS] * 3, axis=1))
+    monkeypatch.setattr(MlpTable, "predict", lambda *_: np.stack([CELLS] * 3, axis=1))
     monkeypatch.setattr("tablepuppet.learn.split.ops.narrowed", lambda values, wire: values.astype(np.float64))
     net = Net(record_wire(monkeypatch))
     relation = federation(tmp_path).sql("SELECT h.cell, h.y FROM host h JOIN guest g USING (k)", label="y")

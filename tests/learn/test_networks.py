@@ -14,7 +14,7 @@ from sklearn.base import clone
 import tablepuppet as tp
 from tablepuppet.baselines import Centralized, joined_tables
 from tablepuppet.learn.network.lbfgs import two_loop
-from tablepuppet.learn.tables.network import NetworkTable
+from tablepuppet.learn.tables.dense import Network
 from tablepuppet.prep.columns.label import ask_classes, ask_numbers, joined_classes, joined_numbers
 from tests.learn.materialised import ALL, JOIN, Array, shop, side_by_side
 from tests.relations import federation, record_wire
@@ -63,7 +63,7 @@ class Joined:
         self.intercept = torch.tensor(begin, requires_grad=True)
         self.modules = {}
         for alias, table in tables.items():
-            network = NetworkTable.over(table.width, model.hidden, outputs)
+            network = Network(model.hidden, outputs).over(table.width)
             theta = network.start(model.seed, alias, table.dense.shape[1])
             self.modules[alias] = _module(network.layers(theta))
 
@@ -322,15 +322,16 @@ import tablepuppet as tp
 fed = tp.Federation({"store": sys.argv[1]})
 rel = fed.sql("SELECT o.price, o.paid FROM orders o", label="paid")
 tp.LinearRegression().fit(rel)
+tp.MLPRegressor(rounds=2).fit(rel)
 try:
-    tp.MLPRegressor().fit(rel)
+    tp.SplitNNRegressor().fit(rel)
 except tp.LearnError as error:
     print(error)
 """
 
 
 def test_error_without_torch(tmp_path: Path) -> None:
-    """Without torch everything else works, and a network says what to install."""
+    """Without torch a sum of networks works too; a network across parties says what to install."""
     federation(tmp_path, {"store": shop(1)["store0"]})
     command = [sys.executable, "-c", WITHOUT_TORCH, f"parquet:///{tmp_path}/store"]
     done = subprocess.run(command, capture_output=True, text=True)

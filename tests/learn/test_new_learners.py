@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pyarrow as pa
@@ -27,10 +27,10 @@ from tablepuppet.learn.settings import COUNT, setting
 from tablepuppet.learn.solve.allowance import Cost, Costs, RoundAllowance
 from tablepuppet.learn.solve.schedule import Schedule
 from tablepuppet.learn.solve.sgd import Stochastic, descend_by_batches
-from tablepuppet.learn.specs import Spec
+from tablepuppet.learn.tables.dense import Network
 from tablepuppet.learn.tables.federated import FederatedModel
 from tablepuppet.learn.tables.linear import Linear, LinearTable
-from tablepuppet.learn.tables.network import Network
+from tablepuppet.learn.tables.model import Spec
 from tablepuppet.party.arguments import Some
 from tablepuppet.prep.encode.encoded_table import EncodedTable
 from tablepuppet.relation import Relation
@@ -149,16 +149,14 @@ class Squares(Spec, frozen=True, tag_field="kind", tag="squares"):
     def theta_shape(self, width: int) -> tuple[int, ...]:
         return Linear(self.outputs).theta_shape(width)
 
-    def over(self, width: int) -> SquaresTable:
-        return SquaresTable(width, self.outputs)
+    def over(self, width: int, alias: str = "") -> SquaresTable:
+        return SquaresTable(width, cast(Any, self))
 
 
 class SquaresTable(LinearTable):
     """What parties compute."""
 
-    @property
-    def spec(self) -> Any:
-        return Squares(self.outputs)
+    spec: Any
 
     def predict(self, theta: NDArray[Any], table: EncodedTable) -> NDArray[Any]:
         return super().predict(theta, squared(table))

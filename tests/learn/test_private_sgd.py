@@ -14,8 +14,8 @@ from msgspec.structs import replace
 from tablepuppet.errors import PartyError, PrivacyError
 from tablepuppet.learn.private import steps as noisy_steps
 from tablepuppet.learn.tables import ops as model_ops
+from tablepuppet.learn.tables.dense import Network
 from tablepuppet.learn.tables.linear import Linear
-from tablepuppet.learn.tables.network import Network
 from tablepuppet.learn.tables.parameters import parameters_of
 from tablepuppet.party.arguments import PredictionNoise, SampleNoise
 from tablepuppet.party.bounded import Bounded, Owned

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -9,10 +11,9 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from tablepuppet.errors import LearnError
-from tablepuppet.learn.tables.layers import Dense, DenseRows
+from tablepuppet.learn.tables.dense import Dense, DenseRows, Network, NetworkTable
 from tablepuppet.learn.tables.linear import LinearRows
 from tablepuppet.learn.tables.model import RowModel
-from tablepuppet.learn.tables.network import NetworkTable
 from tablepuppet.learn.tables.noisy import predicted
 from tablepuppet.prep.encode.encoded_table import EncodedTable
 
@@ -38,19 +39,31 @@ def models(outputs: int, rng: np.random.Generator) -> list[tuple[RowModel, Array
     shape = (WIDTH,) if outputs == 1 else (WIDTH, outputs)
     found: list[tuple[RowModel, Array]] = [(LinearRows(), rng.normal(size=shape))]
     for hidden in ((4,), (4, 3)):
-        network = NetworkTable.over(WIDTH, hidden, outputs)
+        network = Network(hidden, outputs).over(WIDTH)
         found.append((network.by_row, rng.normal(size=len(network.start(0, "t", NUMBERS)))))
     return found
 
 
 def network_of(model: DenseRows) -> NetworkTable:
-    return NetworkTable(tuple(model.dense.sizes))
+    _, *hidden, outputs = model.dense.sizes
+    return Network(tuple(hidden), outputs).over(WIDTH)
+
+
+def by_torch(model: DenseRows, theta: Any, table: EncodedTable) -> Any:
+    """What the layers are, written down once more, in torch."""
+    values, before = torch.from_numpy(table.matrix()), None
+    for weights, bias in model.dense.layers(theta):
+        values = (values if before is None else torch.tanh(values + before)) @ weights
+        before = bias
+    return values[:, 0] if values.shape[1] == 1 else values
 
 
 def autograd(model: RowModel, theta: Array, table: EncodedTable, wanted: Array) -> Array:
     """The sum over rows of J_r^T Y_r, by torch where the model is a network."""
     if isinstance(model, DenseRows):
-        return network_of(model).gradient(theta, table, wanted)
+        point = torch.tensor(theta, requires_grad=True)
+        by_torch(model, point, table).backward(torch.from_numpy(wanted))
+        return np.asarray(point.grad.numpy())
     return table.transposed_times(wanted)
 
 
@@ -82,6 +95,8 @@ def test_predictions_are_those_of_the_network(outputs: int) -> None:
     for model, theta in models(outputs, rng)[1:]:
         assert isinstance(model, DenseRows)
         whole = network_of(model).predict(theta, table)
+        expected = by_torch(model, torch.from_numpy(theta), table).numpy()
+        np.testing.assert_allclose(whole, expected, rtol=1e-9, atol=1e-12)
         np.testing.assert_allclose(predicted(model, theta, table), whole, rtol=1e-12)
         np.testing.assert_allclose(model.predict(theta, table.rows(slice(3, 9))), whole[3:9], rtol=1e-12)
 

@@ -16,9 +16,10 @@ import tablepuppet as tp
 from tablepuppet.baselines import joined_tables
 from tablepuppet.errors import PartyError
 from tablepuppet.learn.solve.allowance import Allowed, Cost, RoundAllowance
-from tablepuppet.learn.split.flat import Adam
-from tablepuppet.learn.split.narrow import widened
-from tablepuppet.learn.split.table import TorchTable
+from tablepuppet.learn.tables.dense import linear_layers
+from tablepuppet.learn.tables.narrow import widened
+from tablepuppet.learn.tables.parameters import Adam
+from tablepuppet.learn.tables.torch_table import FlatModule
 from tablepuppet.mapping.batches import batches
 from tablepuppet.party.request import Reply, Request
 from tablepuppet.prep.columns.label import ask_classes, ask_numbers, joined_classes, joined_numbers
@@ -74,7 +75,11 @@ def pooled_parameters(relation: tp.Relation, model: Any, label: str) -> dict[str
         targets = torch.tensor(numbers.astype(np.int64))
     tables = {a: torch.tensor(t.matrix()) for a, t in joined_tables(client, model.encoding_).items()}
     specs = model._model.specs
-    networks = {a: TorchTable(specs[a], rows.shape[1], a) for a, rows in tables.items() if rows.shape[1]}
+    networks = {a: specs[a].over(rows.shape[1], a) for a, rows in tables.items() if rows.shape[1]}
+    modules = {
+        a: FlatModule(torch.nn.Sequential(*linear_layers(n.dense.sizes, specs[a].activation)), double=True)
+        for a, n in networks.items()
+    }
     starts = {a: n.start(SEED, a, len(model.encoding_.numbers[a])) for a, n in networks.items()}
     flats = {a: torch.tensor(theta, requires_grad=True) for a, theta in starts.items()}
     top = model._top(dict.fromkeys(networks, 3), constant, True)
@@ -85,7 +90,7 @@ def pooled_parameters(relation: tp.Relation, model: Any, label: str) -> dict[str
         for batch in batches(client.rows, list(networks), SIZE, SEED, epoch + 1):
             optimiser.zero_grad()
             rows = torch.from_numpy(batch.rows)
-            joined = {a: networks[a].flat(flats[a], tables[a][rows]) for a in networks}
+            joined = {a: modules[a](flats[a], tables[a][rows]) for a in networks}
             scores = top.flat(flats[""], torch.cat([joined[a] for a in networks], dim=1))
             if TASKS[label] is None:
                 loss = 0.5 * ((scores[:, 0] - targets[rows]) ** 2).mean()
@@ -369,7 +374,7 @@ def test_a_policy_holds_against_own_requests(tmp_path: Path) -> None:
     ask("split.apply", spec=narrow, theta=theta, places=np.zeros(2, np.int32))  # one row, twice
     with pytest.raises(tp.PrivacyError, match="embeddings of a row 2 times"):
         ask("split.apply", spec=narrow, theta=theta, places=np.zeros(1, np.int32))
-    ask("split.start", model="m", spec=narrow, seed=0)
+    ask("model.start", model="m", spec=narrow, seed=0)
     with pytest.raises(tp.PartyError, match="embeddings, not scores"):
         ask("model.predict", model="m")
 

@@ -15,9 +15,6 @@ from pytorch_tabnet.metrics import UnsupervisedLoss  # noqa: E402
 from pytorch_tabnet.tab_network import TabNetNoEmbeddings, TabNetPretraining  # noqa: E402
 
 from tablepuppet.errors import LearnError  # noqa: E402
-from tablepuppet.learn.specs import Hiding  # noqa: E402
-from tablepuppet.learn.split.flat import seeded  # noqa: E402
-from tablepuppet.learn.split.hiding import draw_mask  # noqa: E402
 from tablepuppet.learn.split.tabnet import (  # noqa: E402
     BatchMoments,
     Guest,
@@ -31,6 +28,9 @@ from tablepuppet.learn.split.tabnet import (  # noqa: E402
     latent_parts,
     mean_at_base_rows,
 )
+from tablepuppet.learn.split.tabnet_table import TabNet  # noqa: E402
+from tablepuppet.learn.tables.model import Hiding  # noqa: E402
+from tablepuppet.learn.threads import seeded  # noqa: E402
 
 SHAPE = TabNetShape(latent=6, attention=5, steps=3)
 RATIO, RATE, LAMBDA = 0.3, 0.02, 1e-3
@@ -43,7 +43,7 @@ def columns(rows: int, width: int, seed: int = 0) -> Any:
 
 
 def mask_of(batch: int, rows: int, width: int) -> Any:
-    return torch.from_numpy(draw_mask(Hiding(RATIO, 1, batch), "a", rows, width, ())).double()
+    return torch.from_numpy(TabNet(1, 0, (), True).mask(Hiding(RATIO, 1, batch), "a", rows, width)).double()
 
 
 def repeated(base: Any, counts: Any) -> tuple[Any, Any]:
@@ -303,7 +303,7 @@ def test_masks_follow_from_seed_table_and_batch() -> None:
     """
 
     def drawn(batch: int, rows: int = 500, offset: int = 0, alias: str = "a") -> Any:
-        return draw_mask(Hiding(0.2, 1, batch, offset), alias, rows, 4, [3, 2])
+        return TabNet(1, 0, (3, 2), True).mask(Hiding(0.2, 1, batch, offset), alias, rows, 9)
 
     mask = drawn(7)
     assert mask.shape == (500, 9)

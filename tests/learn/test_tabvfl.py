@@ -26,12 +26,12 @@ from tests.wire.losing import LosingParty, losing
 torch = pytest.importorskip("torch", reason="networks need the extra `deep`")
 pytest.importorskip("pytorch_tabnet", reason="TabNet needs the extra `deep`")
 
-from tablepuppet.learn.specs import Hiding, TabNet  # noqa: E402
-from tablepuppet.learn.split.flat import FlatModule, seeded  # noqa: E402
-from tablepuppet.learn.split.hiding import draw_mask  # noqa: E402
 from tablepuppet.learn.split.pretrain import Pretraining  # noqa: E402
-from tablepuppet.learn.split.table import TorchTable  # noqa: E402
 from tablepuppet.learn.split.tabnet import PretrainingTop, mean_at_base_rows  # noqa: E402
+from tablepuppet.learn.split.tabnet_table import TabNet  # noqa: E402
+from tablepuppet.learn.tables.model import Hiding  # noqa: E402
+from tablepuppet.learn.tables.torch_table import FlatModule  # noqa: E402
+from tablepuppet.learn.threads import seeded  # noqa: E402
 
 TASKS: dict[str, int | None] = {"paid": None, "returned": 2, "grade": 4}
 SIZE, SEED, LR, L2, HIDE, SPARSITY = 37, 5, 0.01, 1e-3, 0.3, 1e-2
@@ -78,7 +78,7 @@ class Pooled:
         specs, encoding = model._model.specs, model.encoding_
         found = joined_tables(self.client, encoding)
         self.tables = {alias: torch.tensor(found[alias].matrix()) for alias in specs}
-        self.networks = {a: TorchTable(specs[a], rows.shape[1], a) for a, rows in self.tables.items()}
+        self.networks = {a: specs[a].over(rows.shape[1], a) for a, rows in self.tables.items()}
         starts = {a: n.start(SEED, a, len(encoding.numbers[a])) for a, n in self.networks.items()}
         self.flats = {a: torch.tensor(theta, requires_grad=True) for a, theta in starts.items()}
         self.widths = {alias: spec.outputs for alias, spec in specs.items()}
@@ -116,9 +116,8 @@ class Pooled:
         shown, masks = {}, {}
         for alias, network in self.networks.items():
             assert isinstance(network.spec, TabNet)
-            sizes, index = network.spec.categories, batch.base[alias]
-            numbers = network.width - sum(sizes)
-            mask = draw_mask(Hiding(HIDE, SEED, number), alias, len(batch.places[alias]), numbers, sizes)
+            index = batch.base[alias]
+            mask = network.spec.mask(Hiding(HIDE, SEED, number), alias, len(batch.places[alias]), network.width)
             masks[alias] = torch.from_numpy(mask[index]).double()
             shown[alias] = network.flat(
                 self.flats[alias], self.tables[alias][rows], None, mask=masks[alias], training=True
@@ -273,12 +272,13 @@ def test_trips_bytes_and_events(fed: tp.Federation) -> None:
     ops = [str(event.fields["ops"]) for event in told if event.name == "trip" and event.fields["party"] == "bank0"]
     pretraining = [each for each in ops if "tabvfl.error" in each or "tabvfl.shard_error" in each]
     stepped = [each for each in ops if ("split.apply" if shards else "split.step") in each]
-    summed = [each for each in ops if "split.gradient" in each]
+    summed = [each for each in ops if "model.gradient" in each]
     assert len(pretraining) == batches_of_run
     assert len(stepped) in (2 * batches_of_run, 2 * batches_of_run + 2)  # the last step asks for no embedding
     assert len(summed) == (2 * batches_of_run if shards else 0)
     assert (
-        len([each for each in ops if "split" in each or "tabvfl" in each]) <= (5 if shards else 3) * batches_of_run + 5
+        len([each for each in ops if "split" in each or "tabvfl" in each or "model.gradient" in each])
+        <= (5 if shards else 3) * batches_of_run + 5
     )
     events = [event for event in told if event.name == "pretrain"]
     assert [event.fields["loss"] for event in events] == [entry["loss"] for entry in model.pretraining_]

@@ -12,9 +12,9 @@ from numpy.typing import NDArray
 
 import tablepuppet as tp
 import tablepuppet.learn.party_ops
-from tablepuppet.learn.specs import Spec
+from tablepuppet.learn.tables.dense import Network
 from tablepuppet.learn.tables.linear import Linear
-from tablepuppet.learn.tables.network import Network
+from tablepuppet.learn.tables.model import Spec
 from tablepuppet.party.arguments import (
     Bound,
     Layers,

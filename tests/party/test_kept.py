@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from tablepuppet.errors import PartyError
-from tablepuppet.learn.specs import Bottom, Spec
 from tablepuppet.learn.tables.linear import Linear
+from tablepuppet.learn.tables.model import Bottom, Spec
 from tablepuppet.party.kept import KeptPart, Shelves
 from tablepuppet.sql.plan import Scan
 

@@ -142,7 +142,7 @@ def test_time_that_depends_on_a_cell_is_found(monkeypatch: pytest.MonkeyPatch, p
 
     op = Op(sums, "careless.sums", asked="never", releases=Release.STATISTICS, private=True)
     monkeypatch.setitem(REGISTRY, "careless.sums", op)
-    begin = ("encode.build", "model.start", "split.start", "ridge.start", "rows.use")
+    begin = ("encode.build", "model.start", "ridge.start", "rows.use")
     monkeypatch.setattr(fuzzing, "REGISTRY", {name: REGISTRY[name] for name in (*begin, "careless.sums")})
     monkeypatch.setattr(fuzzing, "COUNTED", 1)
     with pytest.raises(fuzzing.FoundError, match=rf"careless.sums.*neighbours differ in their class of {what}"):
@@ -165,7 +165,7 @@ def test_what_was_slower_once_is_no_finding() -> None:
 @pytest.mark.parametrize("forgetful", ["statistics.numbers", "statistics.crosstab", "prep.sums", "columns.numbers"])
 def test_statistics_of_small_groups_are_found(monkeypatch: pytest.MonkeyPatch, forgetful: str) -> None:
     """Sessions with a table that pools small groups find an op that forgets ``min_group``."""
-    begin = ("encode.build", "model.start", "split.start")
+    begin = ("encode.build", "model.start")
     asked = {name: op for name, op in REGISTRY.items() if name in (forgetful, *begin)}
     monkeypatch.setattr(fuzzing, "REGISTRY", asked)
     fuzzing.fuzz(SEED, sessions=2, kinds=[fuzzing.run_pooled])
@@ -188,7 +188,7 @@ def test_a_wrong_statement_of_groups_is_found(monkeypatch: pytest.MonkeyPatch) -
     returns = {"count": OfGroups(Plain(int, 0))}
     op = Op(counts, "careless.counts", asked="never", releases=Release.STATISTICS, columns=("column",), returns=returns)
     monkeypatch.setitem(REGISTRY, op.name, op)
-    begin = ("encode.build", "model.start", "split.start")
+    begin = ("encode.build", "model.start")
     monkeypatch.setattr(fuzzing, "REGISTRY", {name: REGISTRY[name] for name in (*begin, op.name)})
     with pytest.raises(fuzzing.FoundError, match=r"careless.counts.*neighbours differ in replies"):
         fuzzing.fuzz(SEED, sessions=SESSIONS, kinds=[fuzzing.run_pooled])

@@ -15,9 +15,9 @@ import pytest
 from numpy.typing import NDArray
 
 from benchmarks.fuzz.worlds import CALLER, SESSION, World
-from tablepuppet.learn.specs import Spec as Model
+from tablepuppet.learn.tables.dense import Network
 from tablepuppet.learn.tables.linear import Linear
-from tablepuppet.learn.tables.network import Network
+from tablepuppet.learn.tables.model import Spec as Model
 from tablepuppet.learn.tables.parameters import first_parameters
 from tablepuppet.party.arguments import PredictionNoise, SampleNoise
 from tablepuppet.party.policy import Policy
@@ -59,7 +59,7 @@ def gradients(world: World, hidden: list[int] | None) -> NDArray[Any]:
     """Of a step in which only the first row is asked for anything, far more than clipping allows."""
     spec, noise = spec_of(hidden), SampleNoise(ROWS, 1.0, MULTIPLIER, 1.0)
     width = world.table.state["v/e"].data.width
-    theta = first_parameters(spec, 0, "t", width, width, zero=True).theta + 0.5
+    theta = first_parameters(spec.over(width, "t"), 0, "t", width, zero=True).theta + 0.5
     asked = {"encoding": "e", "model": "m", "spec": spec, "theta": theta, "proximal": 0.0, "noise": noise}
     rows = np.append(-50.0, np.zeros(ROWS - 1))
     told = [ask(world, "steps.gradient", **asked, rows=rows)["sums"] for _ in range(RUNS)]
@@ -69,7 +69,7 @@ def gradients(world: World, hidden: list[int] | None) -> NDArray[Any]:
 def predictions(world: World, hidden: list[int] | None) -> NDArray[Any]:
     """That of the first row, which is cut to the bound."""
     spec, noise = spec_of(hidden), PredictionNoise(MULTIPLIER, 1.0)
-    theta = first_parameters(spec, 0, "t", 1, 1, zero=True).theta + 9.0
+    theta = first_parameters(spec.over(1, "t"), 0, "t", 1, zero=True).theta + 9.0
     told = [
         ask(world, "model.apply", encoding="e", spec=spec, theta=theta, noise=noise)["outputs"] for _ in range(RUNS)
     ]

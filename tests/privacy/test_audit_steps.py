@@ -13,9 +13,9 @@ from numpy.typing import NDArray
 
 import tablepuppet as tp
 from tablepuppet.learn.private.feature_promise import StepPromise
-from tablepuppet.learn.specs import Spec
+from tablepuppet.learn.tables.dense import Network
 from tablepuppet.learn.tables.linear import Linear
-from tablepuppet.learn.tables.network import Network
+from tablepuppet.learn.tables.model import Spec
 from tablepuppet.learn.tables.parameters import first_parameters
 from tablepuppet.party.arguments import SampleNoise
 from tests.privacy.audit import least_epsilon
@@ -58,7 +58,7 @@ def seen_in(world: World, promise: StepPromise, hidden: list[int] | None, steps:
     """
     noise = promise.noise
     spec = spec_of(hidden)
-    theta = first_parameters(spec, 0, "a", 1, 1, zero=True).theta
+    theta = first_parameters(spec.over(1, "a"), 0, "a", 1, zero=True).theta
     added = SampleNoise(ROWS, noise.clip, noise.multipliers["a"] * steps.noise, steps.drawn or steps.sampling)
     asked = {"encoding": world.encoding, "model": "m", "spec": spec, "theta": theta, "proximal": 0.0, "noise": added}
     rows = np.append(-PULLED / ROWS, np.zeros(ROWS - 1))

@@ -22,7 +22,7 @@ import pytest
 from tablepuppet.errors import CatalogError, QueryError
 from tablepuppet.sql.parse import parse
 from tablepuppet.sql.plan import Plan, Scan, plan
-from tablepuppet.sql.query import Branch, Query
+from tablepuppet.sql.query import Branch, JoinTree, Keep, Query
 from tests.sql.example import CATALOG, empty_duckdb
 
 GOLDEN = Path(__file__).parent / "golden"
@@ -148,9 +148,24 @@ def written(found: Plan) -> str:
 
 
 def _branch_lines(branch: Branch) -> list[str]:
-    keys = [f"key {key.label} as {', '.join(key.families)}" for key in branch.keys]
     filters = [f"filter {alias}: {text}" for alias, text in branch.filters.items()]
-    return [*(keys or ["no key"]), *filters]
+    return [*_tree_lines(branch.joined), *filters]
+
+
+def _tree_lines(tree: JoinTree) -> list[str]:
+    lines = [f"key {key.label} as {', '.join(key.families)}" for key in tree.keys]
+    if tree.steps and not tree.keys:
+        lines = [f"rows of {', '.join(tree.tables)}"]
+    for step in tree.steps:
+        conditions = [f"holds {alias}: {text}" for alias, text in step.conditions.items()]
+        if isinstance(step, Keep):
+            lines += conditions
+            continue
+        right = _tree_lines(step.right) if step.right.keys or step.right.steps else [f"rows of {step.right.tables[0]}"]
+        keys = [f"by {key.label} as {', '.join(key.families)}" for key in step.keys]
+        lines.append("full join of" if step.keeps_right else "left join of")
+        lines += [f"  {line}" for line in (*right, *keys, *conditions)]
+    return lines or ["no key"]
 
 
 def _scan_lines(scan: Scan) -> list[str]:
@@ -158,4 +173,5 @@ def _scan_lines(scan: Scan) -> list[str]:
     readers = ", ".join(str(number) for number, used in enumerate(scan.branches, 1) if used)
     branches = f" for branch {readers}" if len(scan.branches) > 1 else ""
     pushed = [f"  pushed {c.column} {c.operator} {', '.join(map(repr, c.values))}".rstrip() for c in scan.pushed]
-    return [f"scan {scan.alias} at {scan.party}{branches}", f"  reads {columns or 'no column'}", *pushed]
+    told = [f"  tells {text}" for text in scan.conditions] + ["  has the missing row"] * scan.missing
+    return [f"scan {scan.alias} at {scan.party}{branches}", f"  reads {columns or 'no column'}", *pushed, *told]

@@ -14,7 +14,7 @@ import pytest
 import tablepuppet as tp
 import tablepuppet.learn.party_ops
 from tablepuppet.errors import PartyError, PrivacyError
-from tablepuppet.learn.specs import Mlp
+from tablepuppet.learn.tables.dense import Mlp
 from tablepuppet.learn.tables.linear import Linear
 from tablepuppet.party.arguments import GramNoise
 from tablepuppet.party.kept import WatchedShelf
@@ -144,7 +144,7 @@ def test_networks_that_learn_by_themselves_do_not_without_noise(tmp_path: Path, 
 
     attacker = bank(tmp_path, STRICT)
     attacker.begin("s")
-    attacker.ask("s", "split.start", **NETWORK)
+    attacker.ask("s", "model.start", **NETWORK)
     more = {"seed": 0, "epochs": 1, "settings": NatSettings()} if op == "nat.train" else {}
     with pytest.raises(PrivacyError, match="noise is added"):
         attacker.ask("s", op, **more)

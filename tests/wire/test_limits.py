@@ -12,8 +12,8 @@ import pytest
 
 import tablepuppet as tp
 import tablepuppet.learn.party_ops
+from tablepuppet.learn.tables.dense import Network
 from tablepuppet.learn.tables.linear import Linear
-from tablepuppet.learn.tables.network import Network
 from tablepuppet.party.config import Limits, PartyFile
 from tablepuppet.party.request import Request, Step
 from tablepuppet.party.service import Party

@@ -18,8 +18,8 @@ from prometheus_client import generate_latest
 import tablepuppet as tp
 import tablepuppet.learn.party_ops
 from tablepuppet.errors import TablePuppetError
+from tablepuppet.learn.tables.dense import Network
 from tablepuppet.learn.tables.linear import Linear
-from tablepuppet.learn.tables.network import Network
 from tablepuppet.party.arguments import PredictionNoise
 from tablepuppet.party.config import Limits, PartyFile
 from tablepuppet.party.metrics import BEYOND_LIMITS, Metrics

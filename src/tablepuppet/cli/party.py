@@ -129,7 +129,7 @@ def sessions(
     from tablepuppet.party.config import PartyFile
     from tablepuppet.wire.control import ask
 
-    found = ask(PartyFile.load(file), end)
+    found = ask(PartyFile.load(file, None), end)
     if as_json:
         print_json(msgspec.to_builtins(found))
         return
@@ -278,7 +278,7 @@ def _state_of(file: Path) -> tuple[Path, str]:
     """The state folder of a party file, and the party's name."""
     from tablepuppet.party.config import PartyFile
 
-    settings = PartyFile.load(file)
+    settings = PartyFile.load(file, None)
     if settings.state_dir is None:
         raise ConfigError(f"party file {str(file)!r}: it names no state_dir, so there is nothing to keep")
     return Path(settings.state_dir), settings.name

@@ -1,14 +1,43 @@
-"""Limits BLAS and torch to one thread: parties in one process compute at the same time and share its cores."""
+"""What is one for the whole process: torch, if it is installed, its random state, and the threads of BLAS and torch.
+
+Parties in one process compute at the same time and share its cores, so BLAS and torch get one thread each.
+"""
 
 from __future__ import annotations
 
 import sys
 import threading
-from collections.abc import Iterator
+import zlib
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+import numpy as np
 from threadpoolctl import LibController, ThreadpoolController
+
+from tablepuppet.errors import LearnError
+
+if TYPE_CHECKING:
+    from torch import nn
+
+_BUILDING = threading.Lock()  # torch has one random state for the whole process
+
+
+def need_torch() -> Any:
+    """The module torch, imported on first use; LearnError if it is not installed."""
+    try:
+        import torch
+    except ImportError as error:
+        raise LearnError("networks of torch need the extra: pip install 'tablepuppet[deep]'") from error
+    return torch
+
+
+def seeded(seed: int, name: str, build: Callable[[], nn.Module]) -> nn.Module:
+    """A module whose first parameters follow from a seed and a name; torch's own random state does not change."""
+    torch = need_torch()
+    with _BUILDING, torch.random.fork_rng(devices=[]):
+        torch.manual_seed(int(np.random.default_rng([seed, zlib.crc32(name.encode())]).integers(2**63)))
+        return build()
 
 
 class _OneThread:

@@ -4,7 +4,8 @@ Input: for every shard its key digests and a code per row. Output: a `TableMappi
 one numbering per key class, so that the join itself runs on small integers: rows that cannot join are struck
 out first, then the tables are attached one after the other to the largest, in the order of its rows. Every
 intermediate result of an acyclic join is then no larger than the answer, sizes are known before memory is
-taken, and the answer comes out ordered by row ids without a sort.
+taken, and the answer comes out ordered by row ids without a sort. Outer joins follow in the order of the query: rows
+without a partner meet the missing row of a table, one more row of it.
 """
 
 from __future__ import annotations
@@ -64,14 +65,36 @@ class ShardKeys:
     rows: int
     digests: Mapping[str, NDArray[np.uint8]]  # key class -> (distinct, 16)
     codes: Mapping[str, NDArray[np.integer]]  # key class -> (rows,); len(digests) is NULL
+    has_missing: bool = False  # whether its last row is the missing row of outer joins
 
 
 @dataclass(frozen=True)
 class JoinBranch:
-    """One conjunctive query: the key classes it equates and the rows of each table that it reads."""
+    """Tables joined inner: the key classes that are equated and the rows of each table that are read; then outer joins.
+
+    No table reads its missing row.
+    """
 
     keys: Mapping[str, frozenset[str]]  # key class -> aliases
     rows: Mapping[str, NDArray[np.bool_] | None]  # alias -> which rows of the vertical table; None: all
+    steps: Sequence[AttachRows | KeepRows] = ()
+
+
+@dataclass(frozen=True)
+class AttachRows:
+    """An outer join: see `sql.query.Attach`. ``holds`` says of the rows of a table which hold its condition."""
+
+    right: JoinBranch
+    keys: Mapping[str, frozenset[str]]  # key class -> an alias of each side
+    holds: Mapping[str, NDArray[np.bool_]]
+    keeps_right: bool
+
+
+@dataclass(frozen=True)
+class KeepRows:
+    """Only joined rows whose base rows hold their table's condition."""
+
+    holds: Mapping[str, NDArray[np.bool_]]
 
 
 def join(
@@ -84,7 +107,8 @@ def join(
     columns, sizes = _merge_codes(tables)
     rows = {alias: sum(shard.rows for shard in shards) for alias, shards in tables.items()}
     order = sorted(rows, key=lambda alias: -rows[alias])  # the largest first; others keep the order of FROM
-    parts = [_Join(branch, rows, columns, sizes, order, memory_limit).run() for branch in branches]
+    keyed = _Keyed(rows, columns, sizes, order, _missing_rows(tables), memory_limit)
+    parts = [_joined(branch, keyed) for branch in branches]
     if len(parts) > 1:
         united = sum(len(part[order[0]]) for part in parts)
         require_memory(united, len(order), memory_limit, f"the {len(parts)} SELECTs of the union")
@@ -94,6 +118,114 @@ def join(
         row_ids = ((shard.party, np.arange(shard.rows, dtype=np.int32)) for shard in shards)
         mapped[alias] = MappedTable(indexes[alias], one_after_another(row_ids))
     return compact(mapped, len(indexes[order[0]]))
+
+
+def _missing_rows(tables: Mapping[str, Sequence[ShardKeys]]) -> dict[str, int]:
+    """Where the missing row of each table that has one stands among its rows."""
+    found = {}
+    for alias, shards in tables.items():
+        end = 0
+        for shard in shards:
+            end += shard.rows
+            if shard.has_missing:
+                found[alias] = end - 1
+    return found
+
+
+@dataclass(frozen=True)
+class _Keyed:
+    """What all branches join: tables with their keys."""
+
+    rows: Mapping[str, int]
+    columns: Mapping[tuple[str, str], KeyColumn]
+    sizes: Mapping[str, int]
+    order: Sequence[str]
+    missing: Mapping[str, int]  # the place of a table's missing row
+    memory_limit: int | None
+
+
+def _joined(branch: JoinBranch, keyed: _Keyed) -> dict[str, Places]:
+    """For each row of a branch, its row in each table."""
+    own = [alias for alias in keyed.order if alias in branch.rows]
+    joined = _Join(branch, keyed.rows, keyed.columns, keyed.sizes, own, keyed.memory_limit).run()
+    for step in branch.steps:
+        if isinstance(step, KeepRows):
+            joined = _taken(joined, _holds(joined, step.holds))
+        else:
+            joined = _attached(joined, _joined(step.right, keyed), step, keyed)
+    return joined
+
+
+def _taken(joined: Mapping[str, Places], chosen: NDArray[np.bool_] | Places) -> dict[str, Places]:
+    return {alias: index[chosen] for alias, index in joined.items()}
+
+
+def _holds(joined: Mapping[str, Places], holds: Mapping[str, NDArray[np.bool_]]) -> NDArray[np.bool_]:
+    """Which joined rows hold the conditions of their tables; those of other tables are not theirs."""
+    found = np.ones(len(next(iter(joined.values()))), bool)
+    for alias, own in holds.items():
+        if alias in joined:
+            found &= take(own, joined[alias])
+    return found
+
+
+def _attached(
+    left: Mapping[str, Places], right: Mapping[str, Places], step: AttachRows, keyed: _Keyed
+) -> dict[str, Places]:
+    """The rows of ``left``, each with every row of ``right`` that has its keys, or with missing rows if none has.
+
+    They keep the order of ``left``; rows of ``right`` that nobody meets come after them, where these are kept.
+    """
+    here, there, size = _codes_of_both(left, right, step, keyed)  # the code ``size`` meets nobody
+    meets = there < size
+    per_code = np.bincount(there[meets], minlength=size + 1)
+    found = take(per_code, here)
+    repeats, alone = np.maximum(found, 1), found == 0
+    total, what = int(repeats.sum(dtype=np.int64)), f"{', '.join(left)} and {', '.join(right)}"
+    require_memory(total, len(left) + len(right), keyed.memory_limit, what)
+    starts = np.cumsum(per_code) - per_code  # where the rows of each code begin, in the order of codes
+    by_code = np.flatnonzero(meets)[np.argsort(there[meets], kind="stable")].astype(np.int64)
+    nobody = len(there)
+    by_code = np.append(by_code, nobody)
+    first = np.where(alone, len(by_code) - 1, starts[here])
+    place = np.repeat(first - (np.cumsum(repeats) - repeats), repeats) + np.arange(total)
+    partner = by_code[place]  # (rows,) of ``right``
+    joined = {alias: np.repeat(index, repeats) for alias, index in left.items()}
+    joined |= {alias: np.append(index, np.int32(keyed.missing[alias]))[partner] for alias, index in right.items()}
+    if not step.keeps_right:
+        return joined
+    rest = _taken(right, ~mark(len(there) + 1, partner)[:-1])
+    size = len(next(iter(rest.values())))
+    require_memory(total + size, len(joined), keyed.memory_limit, what)
+    for alias, index in joined.items():
+        more = rest[alias] if alias in rest else np.full(size, keyed.missing[alias], np.int32)
+        joined[alias] = np.concatenate([index, more])
+    return joined
+
+
+def _codes_of_both(
+    left: Mapping[str, Places], right: Mapping[str, Places], step: AttachRows, keyed: _Keyed
+) -> tuple[NDArray[np.integer], NDArray[np.integer], int]:
+    """(code of each row of ``left``, of ``right``, number of codes): rows that may meet nobody have a code of none."""
+    known = [_holds(left, step.holds), _holds(right, step.holds)]
+    parts: list[list[NDArray[np.integer]]] = [[], []]
+    for key, members in step.keys.items():
+        for rows, found, side in zip((left, right), parts, range(2), strict=True):
+            [alias] = [each for each in members if each in rows]
+            codes = take(keyed.columns[alias, key].codes, rows[alias])
+            known[side] &= codes < keyed.sizes[key]
+            found.append(codes)
+    sizes = [keyed.sizes[key] + 1 for key in step.keys]
+    if len(sizes) == 1:
+        [here], [there], size = *parts, sizes[0] - 1
+    else:
+        both = _mixed([np.concatenate(pair) for pair in zip(*parts, strict=True)], sizes)
+        distinct, numbered = np.unique(both[len(parts[0][0]) :], return_inverse=True)
+        place = np.searchsorted(distinct, both[: len(parts[0][0])])
+        size = len(distinct)
+        known[0] &= np.append(distinct, -1)[place] == both[: len(parts[0][0])]
+        here, there = place, numbered
+    return np.where(known[0], here, size), np.where(known[1], there, size), size
 
 
 @dataclass(frozen=True)
@@ -145,7 +277,7 @@ def _key_column(
 
 
 class _Join:
-    """The join of one branch."""
+    """The inner joins of one branch."""
 
     def __init__(
         self,
@@ -162,7 +294,9 @@ class _Join:
         self.in_place = False  # whether joined row j is row j of the first table
 
     def run(self) -> dict[str, Places]:
-        """For each joined row, its row in each table; ordered by the rows of the largest table, then the next."""
+        """For each row of the inner joins, its row in each table; ordered by the rows of the largest table, then the
+        next.
+        """
         self._strike_out()
         alive = self.alive[self.order[0]]
         first = self.rows[self.order[0]] if alive is None else int(np.count_nonzero(alive))

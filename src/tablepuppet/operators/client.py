@@ -60,7 +60,7 @@ class SecureTables:
 
 
 class TableSpec(Protocol):
-    """What the model of a table is (learn/specs.py)."""
+    """What the model of a table is (learn/tables/model.py)."""
 
     @property
     def outputs(self) -> int:
@@ -139,6 +139,14 @@ class Client:
         """The parties that own a table's rows in the relation, as the end of an error: "(party 'store')"."""
         names = [repr(shard.party) for shard in self.shards(alias)]
         return f"({'party' if len(names) == 1 else 'parties'} {', '.join(names)})"
+
+    def missing_row(self, alias: str, shard: ShardRows) -> int | None:
+        """The place, among a shard's rows in the relation, of the missing row of an outer join; None: no row has it."""
+        scan = next(scan for scan in self.plan.of_alias(alias) if scan.party == shard.party)
+        if not scan.missing:
+            return None
+        found = np.flatnonzero(shard.row_ids == self.rows_read[shard.party, alias] - 1)
+        return int(found[0]) if len(found) else None
 
     def ask(
         self,

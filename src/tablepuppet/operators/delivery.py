@@ -59,9 +59,10 @@ def write(table: LocalTable, view: str, run: str, values: NDArray[np.float64], c
         raise PartyError(f"party {table.grant.party!r}: a row is listed twice, and can have one prediction only")
     if table.is_repeat:
         return {}
-    places = table.snapshot.place(rows.row_ids)
-    name = table.deliveries.write(table.caller, run, table.snapshot, places, _columns(values, classes))
-    return {"run": name, "written": len(places), "without": table.snapshot.rows - len(places)}
+    own = rows.row_ids != table.snapshot.missing_row  # the missing row is none of the table's
+    places = table.snapshot.place(rows.row_ids[own])
+    name = table.deliveries.write(table.caller, run, table.snapshot, places, _columns(values[own], classes))
+    return {"run": name, "written": len(places), "without": table.snapshot.own_rows - len(places)}
 
 
 def _check(
@@ -107,7 +108,8 @@ class Delivery:
         if combine not in (None, "mean"):
             raise LearnError(f"combine={combine!r} must be 'mean' or None")
         alias, shard = find_receiver(client, to)
-        several = int(np.count_nonzero(client.tables[alias].counts[shard.slice] > 1))
+        counts, missing = client.tables[alias].counts[shard.slice], client.missing_row(alias, shard)
+        several = int(np.count_nonzero(counts > 1)) - (missing is not None and bool(counts[missing] > 1))
         if several and combine is None:
             raise LearnError(
                 f"{several:,} of the {len(shard.row_ids):,} rows of {alias!r} at party {shard.party!r} are joined "

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from tablepuppet.errors import PartyError
 from tablepuppet.party.database import Database
 from tablepuppet.party.databases.names import find_names, find_table
-from tablepuppet.party.snapshot import Snapshot, content_hash, take_snapshot
+from tablepuppet.party.snapshot import NOWHERE, Snapshot, content_hash, take_snapshot
 from tablepuppet.sql.expression import column_text
 from tablepuppet.sql.plan import Scan
 from tablepuppet.sql.types import Family, family
@@ -84,9 +84,11 @@ def _content(snapshot: Snapshot, scan: Scan) -> pa.Table:
     """All that a scan read, as one table."""
     outputs = [snapshot.outputs[name] for name in scan.outputs]
     passes = [pa.chunked_array([pa.array(each)]) for each in snapshot.passes if each is not None]
-    columns = [*outputs, *snapshot.keys.columns, *passes]
+    holds = [pa.chunked_array([pa.array(each)]) for each in snapshot.holds]
+    columns = [*outputs, *snapshot.keys.columns, *passes, *holds]
     names = [f"c{number}" for number in range(len(columns) + 1)]
-    return pa.table([*columns, pa.nulls(snapshot.rows, pa.bool_())], names=names)  # so that there is a column
+    is_missing = pa.array(np.arange(snapshot.rows) == snapshot.missing_row)  # it is none of the shard's rows
+    return pa.table([*columns, is_missing], names=names)
 
 
 def _is_same(before: NDArray[np.int64] | None, now: NDArray[np.int64] | None) -> bool:
@@ -126,29 +128,36 @@ def column_state(snapshot: Snapshot, output: str, read: Read) -> ColumnState:
 
     This happens if the expression fails on rows that the filters leave out, or if the data has changed meanwhile.
     """
-    own = _positions(snapshot)
+    read_rows = snapshot.without_missing()
     if "" in snapshot.scan.filters:  # nothing was left out
-        return ColumnState(_fingerprint(snapshot, output), own)
+        return ColumnState(_fingerprint(read_rows, output), _positions(snapshot))
     try:
-        whole, places = _located(snapshot, [output], read)
+        whole, places = _located(read_rows, [output], read)
     except PartyError:
-        return ColumnState(_fingerprint(snapshot, output), own)
-    return ColumnState(_fingerprint(whole, output), _positions(whole)[places])
+        return ColumnState(_fingerprint(read_rows, output), _positions(snapshot))
+    return ColumnState(_fingerprint(whole, output), _also_missing(snapshot, _positions(whole)[places]))
 
 
 def positions_now(snapshot: Snapshot, read: Read) -> Positions:
-    """The positions of a snapshot's rows in the source; PartyError if its table has changed since it was read."""
+    """The positions of a snapshot's rows in the source, NOWHERE for the missing row; PartyError if its table has
+    changed since it was read.
+    """
     if snapshot.is_located:
         return _positions(snapshot)
-    whole, places = _located(snapshot, list(snapshot.scan.outputs), read)
-    return _positions(whole)[places]
+    whole, places = _located(snapshot.without_missing(), list(snapshot.scan.outputs), read)
+    return _also_missing(snapshot, _positions(whole)[places])
+
+
+def _also_missing(snapshot: Snapshot, positions: Positions) -> Positions:
+    return np.append(positions, NOWHERE) if snapshot.scan.missing else positions
 
 
 def _located(snapshot: Snapshot, outputs: Sequence[str], read: Read) -> tuple[Snapshot, NDArray[np.intp]]:
     """All rows of the table, and the places among them of the snapshot's rows."""
     scan = snapshot.scan
     wanted = {name: scan.outputs[name] for name in outputs}
-    whole = read(replace(scan, outputs=wanted, filters=(*scan.filters, ""), keys=(), branches=(), pushed=()))
+    rest = replace(scan, keys=(), branches=(), pushed=(), conditions=())
+    whole = read(replace(rest, outputs=wanted, filters=(*scan.filters, "")))
     passes = [each for each in whole.passes[:-1] if each is not None]
     places = np.flatnonzero(np.logical_or.reduce(passes))
     if len(places) == snapshot.rows:
@@ -171,4 +180,6 @@ def _among(snapshot: Snapshot) -> list[str]:
 
 
 def _positions(snapshot: Snapshot) -> Positions:
-    return np.arange(snapshot.rows) if snapshot.positions is None else snapshot.positions
+    if snapshot.positions is not None:
+        return snapshot.positions
+    return _also_missing(snapshot, np.arange(snapshot.own_rows))

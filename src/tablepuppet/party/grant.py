@@ -57,7 +57,7 @@ class Grant:
         _check_pushed(party, scan)
         grant = cls(party, scan.table, rules, {})
         grant._check_published(scan.columns)
-        for text in filter(None, scan.filters):
+        for text in filter(None, (*scan.filters, *scan.conditions)):
             grant._output(text, Use.FILTER)
         for text in (text for key in scan.keys for text in key.expressions):
             grant._output(text, Use.KEY)

@@ -202,7 +202,7 @@ class Guard:
 
     def _count(self, caller: str, table: str, scans: Sequence[Scan]) -> None:
         """Count the filters, and the expressions over features, that the caller has not used before."""
-        filters = [text for scan in scans for text in filter(None, scan.filters)]
+        filters = [text for scan in scans for text in filter(None, (*scan.filters, *scan.conditions))]
         self._use("max_filters", caller, table, filters, "used {most} distinct filters, or would with this one")
         if self.policy.limits.max_expressions is not None:
             outputs = [text for scan in scans for text in scan.outputs.values() if _computes(text)]
@@ -248,7 +248,7 @@ def _check_sums(op: Op, grant: Grant, arguments: Mapping[str, Any], *, bound: bo
 def _may_fail(scan: Scan) -> bool:
     """Whether a scan evaluates anything."""
     keys = [text for key in scan.keys for text in key.expressions]
-    return any(map(_computes, [*scan.outputs.values(), *keys])) or any(scan.filters)
+    return any(map(_computes, [*scan.outputs.values(), *keys])) or any((*scan.filters, *scan.conditions))
 
 
 def _computes(text: str) -> bool:

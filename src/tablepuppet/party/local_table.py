@@ -81,11 +81,12 @@ class RelationRows:
 
     row_ids: NDArray[np.integer]
     counts: NDArray[np.integer]
+    missing_row: int = -1  # the row id of the missing row of outer joins; -1: the snapshot has none
 
     @cached_property
     def is_each_once(self) -> bool:
         """Whether every row is listed only once."""
-        return bool(self.firsts.all())
+        return bool(self._listed_first.all())
 
     @cached_property
     def is_each_joined_once(self) -> bool:
@@ -94,7 +95,18 @@ class RelationRows:
 
     @cached_property
     def firsts(self) -> NDArray[np.bool_]:
-        """A mask of the first occurrence of each row: a repeated row does not count towards group sizes."""
+        """A mask of the first occurrence of each row, for the sizes of groups: a repeated row does not count, nor does
+        the missing row, which everybody knows.
+        """
+        return self._listed_first if self.missing_row < 0 else self._listed_first & (self.row_ids != self.missing_row)
+
+    @cached_property
+    def are_all_first(self) -> bool:
+        """Whether all rows that are listed count towards the sizes of groups."""
+        return bool(self.firsts.all())
+
+    @cached_property
+    def _listed_first(self) -> NDArray[np.bool_]:
         if np.all(self.row_ids[1:] > self.row_ids[:-1]):  # in the order of the mapping's rows
             return np.ones(len(self.row_ids), bool)
         found = np.zeros(len(self.row_ids), bool)
@@ -230,7 +242,7 @@ class LocalTable:
     def different_rows(self, view: object) -> int:
         """How many different rows a relation has; those of the snapshot if no relation is named."""
         found = self.views[view] if isinstance(view, str) and view in self.views else None
-        return int(np.count_nonzero(found.firsts)) if isinstance(found, RelationRows) else self.snapshot.rows
+        return int(np.count_nonzero(found.firsts)) if isinstance(found, RelationRows) else self.snapshot.own_rows
 
     def begin(self, place: Place | None = None) -> None:
         """Begin an op. Its unique place among the session's requests names its noisy releases.

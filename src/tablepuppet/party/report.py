@@ -112,7 +112,7 @@ def inspect(path: Path) -> PartyReport:
 
 def spent(path: Path) -> list[Account]:
     """What was spent of the budget of every table in a party file; ConfigError if the party keeps no ledger."""
-    settings = PartyFile.load(path)
+    settings = PartyFile.load(path, None)
     if settings.state_dir is None:
         raise ConfigError(f"party file {str(path)!r}: it names no state_dir, so the party keeps no ledger")
     file, policy = Path(settings.state_dir) / FILE, settings.policy()

@@ -21,6 +21,7 @@ from tablepuppet.arrays import are_within
 from tablepuppet.errors import LearnError, PartyError
 from tablepuppet.party.arguments import LARGEST, LONGEST
 from tablepuppet.party.release import Release
+from tablepuppet.sql.plan import Scan
 
 ROWS = "rows"  # of the shard in the relation
 JOINED = "joined rows"  # that these rows are in
@@ -432,10 +433,11 @@ def masked(returns: Returns, bits: Any) -> Returns:
     return {"bits": Exactly(bits), **{name: Words(length) for name, length in lengths.items()}}
 
 
-def keys_returned(keys: int, filters: int, reply: Any) -> Returns:
+def keys_returned(scan: Scan, reply: Any) -> Returns:
     """What ``keys.blind`` returns of a scan; for filters that every row passes it returns nothing."""
     found: dict[str, Returned] = {}
-    for number in range(keys):
+    for number in range(len(scan.keys)):
         found |= {f"digests{number}": Digests(ROWS), f"codes{number}": Codes(f"digests{number}", more=1)}
-    names = [f"passes{number}" for number in range(filters)]
+    found |= {f"holds{number}": Bytes((BITS,)) for number in range(len(scan.conditions))}
+    names = [f"passes{number}" for number in range(len(scan.filters))]
     return found | {name: Bytes((BITS,)) for name in names if isinstance(reply, Mapping) and name in reply}

@@ -17,7 +17,9 @@ MOST_COUNT = 2**53  # joined rows of one row: more are no whole numbers in sums
 
 @op("keys.blind", asked="every relation", releases=Release.KEY_DIGESTS)
 def blind_keys(table: LocalTable) -> Values:
-    """Digests and codes of every join key, and for each filter of a union the rows that pass."""
+    """Digests and codes of every join key, and for each filter of a union the rows that pass; for each condition of an
+    outer join the rows that hold it.
+    """
     reply: Values = {}
     for number, blinded in enumerate(table.snapshot.blind_keys(table.run_key)):
         reply[f"digests{number}"] = blinded.digests
@@ -25,6 +27,8 @@ def blind_keys(table: LocalTable) -> Values:
     for number, passes in enumerate(table.snapshot.passes):
         if passes is not None:
             reply[f"passes{number}"] = np.packbits(table.snapshot.by_row_id(passes))
+    for number, holds in enumerate(table.snapshot.holds):
+        reply[f"holds{number}"] = np.packbits(table.snapshot.by_row_id(holds))
     return reply
 
 
@@ -40,7 +44,7 @@ def use_rows(table: LocalTable, view: str, chosen: NDArray[np.integer] | None, c
     except PrivacyError as error:
         table.views[view] = RefusedRows(str(error), error.rule)  # for whoever asks about the relation again
         raise
-    table.views[view] = RelationRows(rows, counts)
+    table.views[view] = RelationRows(rows, counts, table.snapshot.missing_row)
     return {}
 
 
@@ -71,9 +75,9 @@ def _check_rows(table: LocalTable, row_ids: NDArray[np.integer], counts: NDArray
 
 
 def _check_enough(table: LocalTable, row_ids: NDArray[np.integer]) -> None:
-    """Rows that take part are not too few to hide among."""
+    """Rows that take part are not too few to hide among; the missing row hides nobody."""
     if table.grant.rules.min_rows:
-        table.grant.check_rows(int(np.count_nonzero(mark(table.snapshot.rows, row_ids))))
+        table.grant.check_rows(int(np.count_nonzero(mark(table.snapshot.rows, row_ids)[: table.snapshot.own_rows])))
 
 
 @op(

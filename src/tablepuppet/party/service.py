@@ -455,7 +455,7 @@ class Party:
             for scan in scans:
                 found.append(self._taken(caller, scan, reader, secret))
                 account.check(size := size + self._size(found[-1]))  # before the next takes more
-        self._rows_read |= {each.scan.table.lower(): each.rows for each in found if "" in each.scan.filters}
+        self._rows_read |= {each.scan.table.lower(): each.own_rows for each in found if "" in each.scan.filters}
         if self._snapshot_ttl > 0:
             with suppress(PartyError):  # without room it is read again
                 self._account(caller).put(("read", repr(scans)), sum(map(self._size, found)))

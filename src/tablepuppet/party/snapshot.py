@@ -50,16 +50,17 @@ class Order(NamedTuple):
 RowIds = NDArray[np.int32]
 MOST_ROWS = 2**31 - 1
 BATCH = 1 << 16  # rows
+NOWHERE = -1  # the position of the missing row
 FAILURES = (duckdb.Error, pa.ArrowException, OSError)  # DuckDB's own; as Arrow hands them on while batches are read
 _BACKGROUND = ThreadPoolExecutor(max(2, cores()), thread_name_prefix="tablepuppet-snapshot")
 
 
 @dataclass
 class Snapshot:
-    """The rows of one shard that pass a filter of the query."""
+    """The rows of one shard that pass a filter of the query; where the scan asks for it, the missing row after them."""
 
     scan: Scan
-    rows: int
+    rows: int  # with the missing row
     _cells: pa.Table  # one column per output name, in source order
     passes: tuple[NDArray[np.bool_] | None, ...]  # per filter of the scan; None: every row of the snapshot
     positions: NDArray[np.int64] | None  # in the source; None: 0, 1, 2, ..., or not known
@@ -67,6 +68,7 @@ class Snapshot:
     ordered: Future[Order] | None  # None: row ids are places in source order
     keys: pa.Table  # raw join keys
     _nulls: pa.Table  # per column that a computed output reads: whether its cell is NULL
+    holds: tuple[NDArray[np.bool_], ...] = ()  # per condition of the scan
     look: Callable[[], None] = lambda: None  # called before cells are seen
     _blinded: list[Blinded] | None = None
 
@@ -89,6 +91,28 @@ class Snapshot:
         return replace(self, look=look)
 
     @property
+    def own_rows(self) -> int:
+        """Rows of the shard: all but the missing row."""
+        return self.rows - self.scan.missing
+
+    @property
+    def missing_row(self) -> int:
+        """The row id of the missing row, and its place; -1 if there is none."""
+        return self.rows - 1 if self.scan.missing else -1
+
+    def without_missing(self) -> Snapshot:
+        """The rows of the shard alone, in source order, for code that compares them with what is read again."""
+        if not self.scan.missing:
+            return self
+        own = self.own_rows
+        return replace(
+            self, scan=replace(self.scan, missing=False), rows=own, _cells=self._cells.slice(0, own), ordered=None,
+            keys=self.keys.slice(0, own), _nulls=self._nulls.slice(0, own), holds=tuple(h[:own] for h in self.holds),
+            passes=tuple(None if each is None else each[:own] for each in self.passes), _blinded=None,
+            positions=None if self.positions is None else self.positions[:own],
+        )  # fmt: skip
+
+    @property
     def in_source_order(self) -> bool:
         """Whether row ids are positions in source order: only where the order need not be hidden."""
         return self.ordered is None
@@ -108,7 +132,7 @@ class Snapshot:
     @property
     def _beside(self) -> int:
         """Bytes of each row for row ids and the codes of keys."""
-        return 4 * ((self.ordered is not None) + len(self.scan.keys)) + len(self.passes)
+        return 4 * ((self.ordered is not None) + len(self.scan.keys)) + len(self.passes) + len(self.holds)
 
     def place(self, row_ids: NDArray[np.integer]) -> NDArray[np.integer]:
         """The positions of rows in the snapshot's order."""
@@ -119,9 +143,13 @@ class Snapshot:
         return values if self.ordered is None else take(values, self.ordered.result().places)
 
     def position(self, row_ids: NDArray[np.integer]) -> NDArray[np.int64]:
-        """The positions of rows in the source; they stay at the party. Of one that is not located, in the snapshot."""
+        """The positions of rows in the source; they stay at the party. Of one that is not located, in the snapshot; of
+        the missing row, `NOWHERE`.
+        """
         places: NDArray[np.int64] = self.place(row_ids).astype(np.int64)
-        return places if self.positions is None else np.take(self.positions, places)
+        if self.positions is not None:
+            return np.take(self.positions, places)
+        return np.where(places == self.missing_row, NOWHERE, places) if self.scan.missing else places
 
     @property
     def about_positions(self) -> str:
@@ -211,6 +239,9 @@ def take_snapshot(
     source = reader.source(scan.table, scan.columns, scan.pushed)
     table, positions = _in_source_order(_read(source, scan, total, hides))
     positions = positions if source.of_all else None
+    if scan.missing:
+        table = pa.concat_tables([table, _missing_row(source, scan, table.schema, total)])
+        positions = None if positions is None else np.append(positions, NOWHERE)
     if len(table) > MOST_ROWS:
         raise PartyError(f"party {scan.party!r}: table {scan.table!r} has {len(table):,} rows, more than 2^31 - 1")
     passes = tuple(
@@ -220,8 +251,23 @@ def take_snapshot(
     keys = table.select([name for name in table.column_names if name.startswith("k")])
     cells = _cells(scan)
     nulls = table.select([f"n{i}" for i in range(len(cells))]).rename_columns(cells)
+    holds = tuple(table[f"h{i}"].to_numpy() for i in range(len(scan.conditions)))
     ordered = None if secret is None else _BACKGROUND.submit(_ordered, scan, (outputs, keys, nulls), positions, secret)
-    return Snapshot(scan, len(table), outputs, passes, positions, source.of_all, ordered, keys, nulls)
+    return Snapshot(scan, len(table), outputs, passes, positions, source.of_all, ordered, keys, nulls, holds)
+
+
+def _missing_row(source: Source, scan: Scan, schema: pa.Schema, total: bool) -> pa.Table:
+    """The missing row: expressions and conditions over a row of NULLs; it passes no filter and has no key."""
+    items = [name for name in schema.names if name[0] in "onh"]
+    asked = ", ".join(f"{text} AS {name}" for name, text in _items(scan, total).items() if name in items)
+    nothing = f"(SELECT 1) AS one LEFT JOIN (SELECT * FROM {source.sql} LIMIT 0) AS source ON FALSE"
+    found = source.connection.sql(f"SELECT {asked or '1 AS one'} FROM {nothing}").to_arrow_table()
+    known = {"f": pa.array([False]), "_": pa.array([NOWHERE], pa.int64())}
+    cells = [
+        found[name].cast(kind) if name in items else known.get(name[0], pa.nulls(1, kind))
+        for name, kind in zip(schema.names, schema.types, strict=True)
+    ]
+    return pa.table(cells, schema=schema)
 
 
 def _cells(scan: Scan) -> list[str]:
@@ -231,21 +277,17 @@ def _cells(scan: Scan) -> list[str]:
 
 
 def _ordered(scan: Scan, tables: Sequence[pa.Table], positions: NDArray[np.int64] | None, secret: bytes) -> Order:
-    fingerprint = _hash(scan, tables, positions)
-    return Order(
-        fingerprint, permutation(len(tables[0]), derive_key(secret, "rows", scan.table, scan.alias, fingerprint))
-    )
+    fingerprint, own = _hash(scan, tables, positions), len(tables[0]) - scan.missing
+    places = permutation(own, derive_key(secret, "rows", scan.table, scan.alias, fingerprint))
+    return Order(fingerprint, np.append(places, np.int32(own)) if scan.missing else places)
 
 
 def _read(source: Source, scan: Scan, total: bool, hides: bool) -> pa.Table:
     """Evaluate the scan's expressions and filters in DuckDB over the source's rows."""
     filters = [_condition(text, scan, total) if text else "TRUE" for text in scan.filters]
     where = "" if "TRUE" in filters else f" WHERE {' OR '.join(f'({text})' for text in filters)}"
-    keys = _keys(scan)
-    _check_growth(scan, [*scan.outputs.values(), *filter(None, scan.filters), *keys])
-    items = [f"{_evaluable(text, scan, total)} AS o{i}" for i, text in enumerate(scan.outputs.values())]
-    items += [f"({exp.column(name, quoted=True).sql('duckdb')} IS NULL) AS n{i}" for i, name in enumerate(_cells(scan))]
-    items += [f"{_evaluable(text, scan, total)} AS k{i}" for i, text in enumerate(keys)]
+    _check_growth(scan, [*scan.outputs.values(), *filter(None, scan.filters), *_keys(scan), *scan.conditions])
+    items = [f"{text} AS {name}" for name, text in _items(scan, total).items()]
     if len(filters) > 1:
         items += [f"coalesce({text}, FALSE) AS f{i}" for i, text in enumerate(filters)]
     if where or not source.in_order or not items:
@@ -261,6 +303,15 @@ def _read(source: Source, scan: Scan, total: bool, hides: bool) -> pa.Table:
             raise allowance.too_much(scan.table) from None
         _check_readable(source, scan)
         raise _failure(source, scan, query, where, None if total else type(error).__name__) from None
+
+
+def _items(scan: Scan, total: bool) -> dict[str, str]:
+    """What is evaluated of each row: outputs, whether cells are NULL, keys, conditions."""
+    found = {f"o{i}": _evaluable(text, scan, total) for i, text in enumerate(scan.outputs.values())}
+    for i, name in enumerate(_cells(scan)):
+        found[f"n{i}"] = f"({exp.column(name, quoted=True).sql('duckdb')} IS NULL)"
+    found |= {f"k{i}": _evaluable(text, scan, total) for i, text in enumerate(_keys(scan))}
+    return found | {f"h{i}": f"coalesce({_condition(t, scan, total)}, FALSE)" for i, t in enumerate(scan.conditions)}
 
 
 def _check_readable(source: Source, scan: Scan) -> None:
@@ -328,7 +379,7 @@ def _failing(source: Source, scan: Scan, kept: str) -> str:
     be found, as in a source that is read once.
     """
     tried = [(text, "") for text in filter(None, scan.filters)]
-    tried += [(text, kept) for text in [*scan.outputs.values(), *_keys(scan)]]
+    tried += [(text, kept) for text in [*scan.outputs.values(), *_keys(scan), *scan.conditions]]
     for text, where in tried:
         try:
             item = _evaluable(text, scan, total=False)

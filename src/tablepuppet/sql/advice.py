@@ -34,9 +34,6 @@ TWO_TABLES = (
 
 JOINS = {
     "SEMI": f"a JOIN returns the same only if the right table has its key once at most; else {NO_WAY}",
-    "LEFT": f"a JOIN returns the same only if every row has a match; else {NO_WAY}",
-    "RIGHT": f"a JOIN returns the same only if every row has a match; else {NO_WAY}",
-    "FULL": f"a JOIN returns the same only if every row has a match; else {NO_WAY}",
 }
 """By the word before JOIN; for all others there is no way yet."""
 

@@ -7,21 +7,22 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from tablepuppet.runs.figures import readable
+from tablepuppet.runs.figures import readable, seconds
 from tablepuppet.runs.fitted_text import window_width
 from tablepuppet.runs.table_view import preformatted
 from tablepuppet.sql.plan import Plan, Scan, conjuncts
-from tablepuppet.sql.query import Branch, Comparison, KeyClass, OutputColumn
+from tablepuppet.sql.query import Branch, Comparison, JoinTree, Keep, KeyClass, OutputColumn
 
 WIDTH = 118  # letters of a line at most
 
 
 @dataclass(frozen=True)
 class ShardSize:
-    """Rows of a shard: read into the snapshot, and taking part in the join."""
+    """Rows of a shard: read into the snapshot, and taking part in the join; and joined rows that found none of it."""
 
     read: int
     used: int
+    without: int = 0
 
 
 @dataclass(frozen=True)
@@ -32,6 +33,28 @@ class JoinSizes:
     mapping_bytes: int
     shards: Mapping[tuple[str, str], ShardSize]  # (party, alias)
     wire_bytes: int  # of one number in a row vector
+
+
+@dataclass(frozen=True)
+class MeasuredStep:
+    """What a party has taken for what was asked together."""
+
+    ops: tuple[str, ...]
+    party: str
+    requests: int
+    up: int  # bytes
+    down: int
+    seconds: float  # from requests to replies
+    trips: int  # of all parties together
+    here: float  # seconds until the next trip of the same run
+
+
+@dataclass(frozen=True)
+class Measured:
+    """What a relation has taken until now."""
+
+    steps: Sequence[MeasuredStep]
+    join_seconds: float
 
 
 @dataclass(frozen=True)
@@ -79,6 +102,7 @@ def explain(
     local_parties: frozenset[str],
     preparation: Sequence[str] = (),
     width: int | None = None,
+    measured: Measured | None = None,
 ) -> Explanation:
     """The tree: union, joins, tables, scans; then how features are prepared, if not in the usual way, the bytes of a
     training round and where best to run it. Lines are as wide as the window, unless a ``width`` is given.
@@ -91,7 +115,52 @@ def explain(
     lines += [*([""] if preparation else []), *_round_lines(plan, sizes, moved), ""]
     for sentence in _place_lines(plan, moved, local_parties):
         lines += _wrapped(sentence, width)
+    if measured is not None:
+        lines += ["", *_measured_lines(plan, moved, measured)]
     return Explanation("\n".join(lines))
+
+
+def _measured_lines(plan: Plan, moved: Mapping[tuple[str, str], int], measured: Measured) -> list[str]:
+    """What was measured, as a table: a row for each party and for what was asked of it together."""
+    heads = ["measured", "party", "requests", "up", "down", "party and way", "here"]
+    rows = [["join of keys", "", "", "", "", "", _spent(measured.join_seconds)]]
+    before: tuple[str, ...] = ()
+    for step in measured.steps:
+        is_first, before = step.ops != before, step.ops
+        figures = [f"{step.requests:,}", readable(step.up), readable(step.down), _spent(step.seconds)]
+        here = _spent(step.here) if is_first and step.here else ""
+        rows.append([_short(", ".join(step.ops)) if is_first else "", step.party, *figures, here])
+    widths = [max(len(row[at]) for row in (heads, *rows)) for at in range(len(heads))]
+    lines = [
+        "  ".join(
+            f"{cell:<{widths[at]}}" if at < 2 else f"{cell:>{widths[at]}}" for at, cell in enumerate(row)
+        ).rstrip()
+        for row in (heads, *rows)
+    ]
+    rounds = [step for step in measured.steps if step.trips > 1 and step.up and step.down]
+    most = max((step.trips for step in rounds), default=0)
+    of_rounds = [step for step in rounds if step.trips == most]
+    if not of_rounds:
+        return [*lines, "", "No round was measured yet: fit a model on this relation, then explain it again."]
+    up, down, estimated = (
+        sum(each.up for each in of_rounds),
+        sum(each.down for each in of_rounds),
+        sum(moved.values()),
+    )
+    return [
+        *lines,
+        "",
+        f"A round: estimated {readable(estimated)} up and {readable(estimated)} down; "
+        f"measured {readable(up / most)} and {readable(down / most)} a trip, over {most:,} trips.",
+    ]
+
+
+def _short(text: str, most: int = 40) -> str:
+    return text if len(text) <= most else f"{text[: most - 1]}…"
+
+
+def _spent(duration: float) -> str:
+    return f"{1000 * duration:,.1f} ms" if duration < 1 else seconds(duration)
 
 
 def _tree(plan: Plan, sizes: JoinSizes) -> _Node:
@@ -124,7 +193,22 @@ def _keys(branch: Branch) -> list[_Node]:
     joined = {alias for key in branch.keys for alias in key.members}
     crossed = [alias for alias in branch.shards if alias not in joined] if len(branch.shards) > 1 else []
     note = [_Node(f"no key for {' and '.join(crossed)}: each row meets every row")] if crossed else []
-    return [*(_Node(_key_text(key)) for key in branch.keys), *note]
+    return [*_tree_nodes(branch.joined), *note]
+
+
+def _tree_nodes(tree: JoinTree) -> list[_Node]:
+    """Keys of inner joins, then what is attached to their rows, and what they must hold, in order."""
+    nodes = [_Node(_key_text(key)) for key in tree.keys]
+    for step in tree.steps:
+        conditions = [_Node(f"where {alias}: {text}") for alias, text in step.conditions.items()]
+        if isinstance(step, Keep):
+            nodes += conditions
+            continue
+        word = "FULL" if step.keeps_right else "LEFT"
+        keys = [_Node(_key_text(key)) for key in step.keys]
+        names = ", ".join(sorted(step.right.aliases))
+        nodes.append(_Node(f"{word} JOIN of {names}", [*_tree_nodes(step.right), *keys, *conditions]))
+    return nodes
 
 
 def _key_text(key: KeyClass) -> str:
@@ -144,7 +228,9 @@ def _table(plan: Plan, alias: str, sizes: JoinSizes) -> _Node:
     selected = [_Node(f"selects {', '.join(columns)}")] if columns else []
     rows = {shard.party: shard.counted for shard in table.shards}
     below = [*selected, *(_scan(scan, sizes.shards[scan.party, alias], rows[scan.party]) for scan in scans)]
-    return _Node(f"{name}: {used:,} of {table.counted} rows take part", below)
+    without = sum(sizes.shards[scan.party, alias].without for scan in scans)
+    note = f"; {without:,} joined row{'s have' if without > 1 else ' has'} none" if without else ""
+    return _Node(f"{name}: {used:,} of {table.counted} rows take part{note}", below)
 
 
 def _scan(scan: Scan, size: ShardSize, rows: str) -> _Node:
@@ -175,7 +261,8 @@ def _moved(plan: Plan, sizes: JoinSizes) -> dict[tuple[str, str], int]:
     """Bytes of a round by (party, alias), each way: one number per row that takes part, of tables with features."""
     features = {column.alias for column in plan.query.features}
     scans = [(scan.party, scan.alias) for scan in plan.scans]
-    return {scan: sizes.shards[scan].used * sizes.wire_bytes if scan[1] in features else 0 for scan in scans}
+    rows = {scan: sizes.shards[scan].used + (sizes.shards[scan].without > 0) for scan in scans}
+    return {scan: rows[scan] * sizes.wire_bytes if scan[1] in features else 0 for scan in scans}
 
 
 def _round_lines(plan: Plan, sizes: JoinSizes, moved: Mapping[tuple[str, str], int]) -> list[str]:

@@ -7,10 +7,13 @@ cannot write a statement.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import lru_cache
+from typing import Any
 
 import duckdb
 import pyarrow as pa
+from sqlglot import exp
 
 from tablepuppet.errors import plain_text
 from tablepuppet.sql.catalog import VerticalTable
@@ -30,6 +33,31 @@ def type_of(table: VerticalTable, expression: str) -> str:
     return _inferred(expression, tuple((name, table.columns[name]) for name in columns_of(expression)))
 
 
+def over_nulls(table: VerticalTable, expression: str) -> Any:
+    """The value of ``expression``, which has a type, over a row of NULLs; Ellipsis if DuckDB cannot say it."""
+    return _over_nulls(expression, tuple((name, table.columns[name]) for name in columns_of(expression)))
+
+
+@lru_cache(maxsize=1 << 10)
+def _over_nulls(expression: str, typed: tuple[tuple[str, str], ...]) -> Any:
+    if len(typed) == 1 and expression == column_text(typed[0][0]):
+        return None
+    try:
+        with scratch() as connection:
+            found = connection.sql(f"SELECT {expression} AS it FROM {nulls(dict(typed))}").to_arrow_table()
+    except (duckdb.Error, pa.ArrowException):
+        return ...
+    return found["it"][0].as_py()
+
+
+def nulls(columns: Mapping[str, str]) -> str:
+    """SQL of a row that has NULL in each of these columns (name -> type)."""
+    cells = ", ".join(
+        f"CAST(NULL AS {kind}) AS {exp.column(name, quoted=True).sql('duckdb')}" for name, kind in columns.items()
+    )
+    return f"(SELECT {cells or '1 AS one'})"
+
+
 @lru_cache(maxsize=1 << 14)  # a wide table has thousands of columns
 def _inferred(expression: str, typed: tuple[tuple[str, str], ...]) -> str:
     if len(typed) == 1 and expression == column_text(typed[0][0]):
@@ -37,8 +65,7 @@ def _inferred(expression: str, typed: tuple[tuple[str, str], ...]) -> str:
     strange = next(((name, kind) for name, kind in typed if not is_plain(kind)), None)
     if strange is not None:
         raise ValueError(f"column {strange[0]} is {plain_text(strange[1], 60)}, which no expression can use")
-    columns = ", ".join(f"CAST(NULL AS {kind}) AS {column_text(name)}" for name, kind in typed)
-    text = f"SELECT {expression} AS it FROM (SELECT {columns or '1 AS one'} LIMIT 0)"
+    text = f"SELECT {expression} AS it FROM {nulls(dict(typed))} LIMIT 0"
     try:
         with scratch() as connection:
             statements = connection.extract_statements(text)

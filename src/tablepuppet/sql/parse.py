@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from typing import Any
 
 from sqlglot.errors import SqlglotError
 
@@ -15,11 +16,12 @@ from tablepuppet.errors import QueryError
 from tablepuppet.spelling import did_you_mean
 from tablepuppet.sql import infer
 from tablepuppet.sql.advice import NO_WAY
-from tablepuppet.sql.catalog import Catalog
-from tablepuppet.sql.keys import key_classes
+from tablepuppet.sql.catalog import Catalog, VerticalTable
+from tablepuppet.sql.expression import with_alias
+from tablepuppet.sql.join_tree import JoinTrees
 from tablepuppet.sql.parameters import Parameters, with_values
 from tablepuppet.sql.place import SqlText
-from tablepuppet.sql.query import Branch, KeyClass, OutputColumn, Query, TableUse
+from tablepuppet.sql.query import Branch, OutputColumn, Query, TableUse
 from tablepuppet.sql.scope import Bound
 from tablepuppet.sql.select import BoundSelect, SelectedColumn, bind_select
 from tablepuppet.sql.statement import require_read_alike, selects_of, tree_of, unread
@@ -59,7 +61,10 @@ def parse(
     columns = tuple(column for column in outputs if column not in dropped)
     chosen = _find(columns, label, "label") if label is not None else None
     tables = tuple(TableUse(use.alias, use.table.name) for use in bound[0].scope.uses.values())
-    return Query(text, tables, columns, chosen, branches, distinct, _categorical(columns, categorical))
+    query = Query(text, tables, columns, chosen, branches, distinct, _categorical(columns, categorical))
+    if chosen is not None and chosen.alias in query.may_miss:
+        _require_label(chosen, union.tables[chosen.alias])
+    return query
 
 
 def _line_up(first: BoundSelect, other: BoundSelect) -> dict[str, str]:
@@ -107,27 +112,18 @@ class _Union:
 
     def branch(self, select: BoundSelect, rename: dict[str, str]) -> Branch:
         """One SELECT as a branch."""
-        keys, implied = key_classes(select, rename, self.type_of)
-        _require_connected(select, rename, keys)
-        filters: dict[str, list[str]] = {}
-        for alias, predicates in select.filters.items():
-            for predicate in predicates:
-                self._require_boolean(rename[alias], predicate)
-                filters.setdefault(rename[alias], []).append(predicate.text)
-        for alias, texts in implied.items():
-            filters.setdefault(alias, []).extend(texts)
+        trees = JoinTrees(select, rename, self.type_of, lambda alias, bound: self.over_nulls(rename[alias], bound))
+        joined = trees.tree()
         return Branch(
             shards={rename[use.alias]: use.party for use in select.scope.uses.values()},
-            filters={alias: " AND ".join(f"({part})" for part in parts) for alias, parts in filters.items()},
-            keys=keys,
+            filters={alias: " AND ".join(f"({part})" for part in parts) for alias, parts in trees.filters.items()},
+            joined=joined,
         )
 
-    def _require_boolean(self, alias: str, predicate: Bound) -> None:
-        found = self.type_of(alias, predicate)
-        if found not in ("BOOLEAN", '"NULL"', "NULL"):
-            raise self.sql.error(
-                f"a condition must be true or false; this is {found}: compare it, or CAST it AS BOOLEAN", predicate.node
-            )
+    def over_nulls(self, alias: str, bound: Bound) -> Any:
+        """The value of an expression over a row of NULLs; Ellipsis if DuckDB cannot say it."""
+        self.type_of(alias, bound)
+        return infer.over_nulls(self.tables[alias], bound.text)
 
     def outputs(self, label: str | None) -> list[OutputColumn]:
         """The SELECT list of the first SELECT, after checking that every other says the same."""
@@ -183,24 +179,6 @@ class _Union:
         return columns
 
 
-def _require_connected(select: BoundSelect, rename: dict[str, str], keys: tuple[KeyClass, ...]) -> None:
-    """Raise for an accidental cross product: tables that neither a key nor a CROSS JOIN connects."""
-    uses = {rename[alias]: use for alias, use in select.scope.uses.items()}
-    first = next(iter(uses))
-    links = [set(key.members) for key in keys]
-    links += [{first, rename[crossed]} for crossed in select.crossed]
-    reached = {first}
-    while grown := [link for link in links if link & reached and not link <= reached]:
-        reached = reached.union(*grown)
-    lost = next((use for alias, use in uses.items() if alias not in reached), None)
-    if lost is not None:
-        raise select.scope.sql.error(
-            f"nothing joins {lost.alias} to {uses[first].alias}: every row would join every row; "
-            f"add an equality, or write CROSS JOIN if that is meant",
-            lost.node,
-        )
-
-
 def _among(columns: Sequence[OutputColumn], name: str) -> OutputColumn | None:
     """The output column of that name, plain or with its alias; None if it is not selected."""
     return next((each for each in columns if name.lower() in (each.name.lower(), each.qualified.lower())), None)
@@ -213,6 +191,16 @@ def _find(columns: Sequence[OutputColumn], name: str, what: str) -> OutputColumn
         known = did_you_mean(name, [column.name for column in columns])
         raise QueryError(f"{what} {name!r} is not among the selected columns{known}")
     return found
+
+
+def _require_label(label: OutputColumn, table: VerticalTable) -> None:
+    """QueryError if rows without a row of the label's table have no label."""
+    if infer.over_nulls(table, label.expression) is None:
+        shown = with_alias(label.expression, label.alias)
+        raise QueryError(
+            f"label {label.qualified}: an outer join keeps rows without a row of {label.alias}, and these have no "
+            f"label; add WHERE {shown} IS NOT NULL, or make {label.alias} the table whose rows are kept"
+        )
 
 
 def _categorical(columns: Sequence[OutputColumn], names: Sequence[str]) -> frozenset[str]:

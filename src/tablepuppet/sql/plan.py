@@ -49,6 +49,8 @@ class Scan:
     keys: tuple[KeySpec, ...]
     branches: tuple[BranchScan | None, ...]  # None: this branch does not read this shard
     pushed: tuple[Comparison, ...]  # what the source database itself may filter by
+    conditions: tuple[str, ...] = ()  # predicates whose outcome is told for each row that is read, in outer joins
+    missing: bool = False  # whether the shard has the missing row: one row of NULLs, after all others
 
 
 def text_of(scan: Scan) -> str:
@@ -62,6 +64,7 @@ def text_of(scan: Scan) -> str:
     where = "" if filters == [" all rows"] else " and, in another part of a union,".join(filters)
     keys = [", ".join(map(_shown, key.expressions)) for key in scan.keys]
     joined = f" JOINED BY {'; '.join(keys)}" if keys else ""
+    joined += f" TOLD OF EACH ROW {'; '.join(map(_shown, scan.conditions))}" if scan.conditions else ""
     table = f"{column_text(scan.table)} AS {column_text(scan.alias)}"
     return f"SELECT {', '.join(selected) or 'nothing'} FROM {table}{where}{joined}"
 
@@ -111,6 +114,7 @@ def plan(query: Query, catalog: Catalog) -> Plan:
 
 
 def _scan(query: Query, alias: str, table: VerticalTable, shard: Shard) -> Scan:
+    """What a shard reads; the first one of a table that rows may lack has the missing row."""
     outputs = {column.name: column.expression for column in query.outputs if column.alias == alias}
     readers = [b if b.shards[alias] in (None, shard.party) else None for b in query.branches]
     filters = tuple(dict.fromkeys(b.filters.get(alias, "") for b in readers if b))
@@ -121,11 +125,16 @@ def _scan(query: Query, alias: str, table: VerticalTable, shard: Shard) -> Scan:
         else None
         for b in readers
     )
-    used = [*outputs.values(), *filter(None, filters), *(text for key in keys for text in key.expressions)]
+    told = (text for b in query.branches for own, text in b.joined.conditions if own == alias)
+    conditions = tuple(dict.fromkeys(told))
+    used = [
+        *outputs.values(), *filter(None, filters), *(text for key in keys for text in key.expressions), *conditions,
+    ]  # fmt: skip
     names = dict.fromkeys(name for text in used for name in columns_of(text))
     pushed = pushable(filters[0], table.columns) if len(filters) == 1 and filters[0] else ()
     columns = {name: table.columns[name] for name in names}
-    return Scan(shard.party, alias, shard.name, columns, outputs, filters, keys, branches, pushed)
+    missing = alias in query.may_miss and shard is table.shards[0]
+    return Scan(shard.party, alias, shard.name, columns, outputs, filters, keys, branches, pushed, conditions, missing)
 
 
 def _keys(branch: Branch, alias: str) -> Iterable[KeyClass]:
@@ -246,6 +255,7 @@ def uses_of_table(plan: Plan, name: str) -> Iterator[tuple[str, str]]:
         for branch in query.branches:
             if branch.filters.get(alias):
                 yield "filter", branch.filters[alias]
+            yield from (("filter", text) for own, text in branch.joined.conditions if own == alias)
             yield from (("join key", text) for key in branch.keys for text in key.members.get(alias, ()))
         if query.label is not None and query.label.alias == alias:
             yield "label", query.label.expression

@@ -8,7 +8,7 @@ from sqlglot import exp
 
 from tablepuppet.errors import CatalogError
 from tablepuppet.spelling import did_you_mean
-from tablepuppet.sql.advice import AGGREGATING_VIEW, CLAUSES, INLINED, PUBLISHED
+from tablepuppet.sql.advice import AGGREGATING_VIEW, CLAUSES, INLINED, NO_WAY, PUBLISHED
 from tablepuppet.sql.catalog import Catalog, VerticalTable
 from tablepuppet.sql.expression import Refused, check, column_text, identifier, written
 from tablepuppet.sql.place import SqlText
@@ -48,6 +48,9 @@ class Scope:
     catalog: Catalog
     uses: dict[str, ScopedTable] = field(default_factory=dict)
     hidden: set[tuple[str, str]] = field(default_factory=set)  # (alias, column) that USING / NATURAL merged away
+    either: set[str] = field(
+        default_factory=set
+    )  # columns that USING of a FULL JOIN takes of whichever table has a row
     output_names: set[str] = field(default_factory=set)  # lower-case names that AS gives in the SELECT list
 
     def add(self, node: exp.Expr) -> ScopedTable:
@@ -112,9 +115,9 @@ class Scope:
         found = [use for use in self.uses.values() if use.table.find(column)]
         return [use for use in found if (use.alias, lower) not in self.hidden]
 
-    def merge(self, column: str, right: ScopedTable) -> None:
-        """Record that USING or NATURAL made one column of two: the left one stands for both."""
-        self.hidden.add((right.alias, column.lower()))
+    def merge(self, column: str, other: ScopedTable) -> None:
+        """Record that USING or NATURAL made one column of two: that of the ``other`` table is not seen any more."""
+        self.hidden.add((other.alias, column.lower()))
 
     def resolve(self, column: exp.Column) -> tuple[str, str]:
         """(alias, column name) that a column of the SQL means."""
@@ -135,6 +138,9 @@ class Scope:
             raise self.sql.error(f"no table has a column {column.name}{known}", column)
         if len(owners) > 1:
             choices = " or ".join(f"{use.alias}.{column.name}" for use in owners)
+            if column.name.lower() in self.either:
+                reason = f"is that of whichever table has a row, and {NO_WAY} for it; one table's is {choices}"
+                raise self.sql.error(f"column {column.name} of a FULL JOIN {reason}", column)
             raise self.sql.error(f"column {column.name} is ambiguous; write {choices}", column)
         name = owners[0].table.find(column.name)
         assert name is not None

@@ -7,6 +7,7 @@ table or an equality of two one-table expressions, and every output belongs to o
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Literal, get_args
 
 from sqlglot import exp
 
@@ -42,15 +43,41 @@ class SelectedColumn:
         return self.bound.alias
 
 
+Side = Literal["INNER", "LEFT", "RIGHT", "FULL"]
+
+
+@dataclass
+class Conditions:
+    """What ON or WHERE demands: equalities between tables, and predicates of one table."""
+
+    equalities: list[Equality] = field(default_factory=list)
+    filters: list[tuple[str, Bound]] = field(default_factory=list)  # (alias, predicate)
+
+
+@dataclass
+class BoundJoin:
+    """One JOIN of FROM: the rows so far meet those of a table, as ON demands."""
+
+    side: Side
+    alias: str
+    on: Conditions
+    node: exp.Expr
+    is_cross: bool = False  # by an explicit CROSS JOIN
+
+
 @dataclass
 class BoundSelect:
     """A SELECT whose names are resolved."""
 
     scope: Scope
-    equalities: list[Equality] = field(default_factory=list)
-    filters: dict[str, list[Bound]] = field(default_factory=dict)
-    crossed: list[str] = field(default_factory=list)  # aliases after an explicit CROSS JOIN
+    joins: list[BoundJoin] = field(default_factory=list)
+    where: Conditions = field(default_factory=Conditions)
     outputs: list[SelectedColumn] = field(default_factory=list)
+
+    @property
+    def equalities(self) -> list[Equality]:
+        """Those of ON, then those of WHERE."""
+        return [each for on in (*(join.on for join in self.joins), self.where) for each in on.equalities]
 
 
 def bind_select(select: exp.Select, sql: SqlText, catalog: Catalog) -> BoundSelect:
@@ -64,7 +91,7 @@ def bind_select(select: exp.Select, sql: SqlText, catalog: Catalog) -> BoundSele
     for join in select.args.get("joins") or ():
         _bind_join(join, bound)
     if select.args.get("where"):
-        _place_conditions(select.args["where"].this, bound)
+        _place_conditions(select.args["where"].this, bound.scope, bound.where)
     for item in select.expressions:
         bound.outputs += _bind_output(item, bound.scope)
     if not bound.outputs:
@@ -89,22 +116,23 @@ def _bind_join(join: exp.Join, bound: BoundSelect) -> None:
     """Add a joined table to the scope, and its conditions: ON sees the tables so far, USING and NATURAL equate."""
     scope, sql = bound.scope, bound.scope.sql
     words = {str(join.args.get(key) or "").upper() for key in ("side", "kind", "method")} - {""}
-    other = sorted(words - {"INNER", "CROSS", "NATURAL", "OUTER"})
+    other = sorted(words - {"INNER", "CROSS", "NATURAL", "OUTER", *get_args(Side)})
     if other:
         advice = JOINS.get(other[0], NO_WAY)
         raise sql.error(f"{other[0]} joins are not supported; {advice}", join.this, other[0])
+    side: Side = next((each for each in get_args(Side) if each in words), "INNER")
     before = list(scope.uses.values())
     right = scope.add(join.this)
+    made = BoundJoin(side, right.alias, Conditions(), join.this, is_cross="CROSS" in words)
+    bound.joins.append(made)
     if "NATURAL" in words:
         for name in _common_columns(before, right, scope, join):
-            _equate_by_name(name, before, right, bound, join.this)
+            _equate_by_name(name, before, right, scope, made, join.this)
     elif join.args.get("using"):
         for node in join.args["using"]:
-            _equate_by_name(node.name, before, right, bound, node)
+            _equate_by_name(node.name, before, right, scope, made, node)
     elif join.args.get("on"):
-        _place_conditions(join.args["on"], bound)
-    elif "CROSS" in words:
-        bound.crossed.append(right.alias)
+        _place_conditions(join.args["on"], scope, made.on)
 
 
 def _common_columns(before: list[ScopedTable], right: ScopedTable, scope: Scope, join: exp.Join) -> list[str]:
@@ -115,9 +143,10 @@ def _common_columns(before: list[ScopedTable], right: ScopedTable, scope: Scope,
     return common
 
 
-def _equate_by_name(name: str, before: list[ScopedTable], right: ScopedTable, bound: BoundSelect, at: exp.Expr) -> None:
+def _equate_by_name(
+    name: str, before: list[ScopedTable], right: ScopedTable, scope: Scope, join: BoundJoin, at: exp.Expr
+) -> None:
     """USING (name): the column of the tables before equals that of the right one, and both become one."""
-    scope = bound.scope
     owners = [use for use in scope.owners(name) if use in before]
     there = right.table.find(name)
     if not owners or there is None:
@@ -130,8 +159,11 @@ def _equate_by_name(name: str, before: list[ScopedTable], right: ScopedTable, bo
     here = owners[0].table.find(name)
     assert here is not None
     left_column, right_column = _column(owners[0].alias, here, at), _column(right.alias, there, at)
-    bound.equalities.append(Equality((left_column, right_column), at))
-    scope.merge(name, right)
+    join.on.equalities.append(Equality((left_column, right_column), at))
+    if join.side == "FULL":
+        scope.either.add(name.lower())
+    else:
+        scope.merge(name, owners[0] if join.side == "RIGHT" else right)
 
 
 def _column(alias: str, name: str, at: exp.Expr) -> Bound:
@@ -139,23 +171,22 @@ def _column(alias: str, name: str, at: exp.Expr) -> Bound:
     return Bound(column_text(name), frozenset({alias}), frozenset({(alias, name)}), at)
 
 
-def _place_conditions(node: exp.Expr, bound: BoundSelect) -> None:
+def _place_conditions(node: exp.Expr, scope: Scope, found: Conditions) -> None:
     for condition in and_parts(node):
-        _place_condition(condition, bound)
+        _place_condition(condition, scope, found)
 
 
-def _place_condition(condition: exp.Expr, bound: BoundSelect) -> None:
+def _place_condition(condition: exp.Expr, scope: Scope, found: Conditions) -> None:
     """A condition over one table is a filter of that table; an equality of two tables is a join key."""
-    scope = bound.scope
     whole = scope.bind(condition)
     if len(whole.aliases) <= 1:  # a condition over no table holds for all rows or for none: the first table's filter
         alias = next(iter(whole.aliases), next(iter(scope.uses)))
-        bound.filters.setdefault(alias, []).append(whole)
+        found.filters.append((alias, whole))
         return
     if isinstance(condition, exp.EQ):
         left, right = scope.bind(condition.left), scope.bind(condition.right)
         if len(left.aliases) == len(right.aliases) == 1:
-            bound.equalities.append(Equality((left, right), condition))
+            found.equalities.append(Equality((left, right), condition))
             return
         advice = f"bring each table's columns to one side of the equality, else {NO_WAY}"
         raise scope.sql.error(f"{_two_tables('each side of a join condition must', whole)}; {advice}", condition)

@@ -23,9 +23,10 @@ from tablepuppet.party.local_table import LocalTable
 from tablepuppet.party.request import UNDECLARED, Reply, Request
 from tablepuppet.party.service import HERE, Party
 from tablepuppet.pieces import cores
-from tablepuppet.runs.events import Events, TripRecord
+from tablepuppet.runs.events import Events, TripRecord, current_run
 from tablepuppet.wire.at_once import at_once
 from tablepuppet.wire.protocol import LostError
+from tablepuppet.wire.step_times import Stopwatch
 from tablepuppet.wire.traffic import NOTHING, MessageSizes, Traffic, meter, names_of
 
 # A `Transport` calls one party (its only method is `call`); `Capabilities` lists what else that party can do. Input: a
@@ -115,7 +116,7 @@ class Engine:
         self.transports = dict(transports)
         self.new_session = new_session  # a name for a session at all parties, which nobody can guess
         self._events = events or Events()
-        self.traffic = Traffic()
+        self.traffic, self.stopwatch = Traffic(), Stopwatch()
         self.job = UNDECLARED  # what parties are told that sessions without tables are for
         self.keep_open = False  # sessions of services outlive this process: somebody will come back to them
 
@@ -158,9 +159,18 @@ class Engine:
         """
         if not calls:
             return []
-        number = self.traffic.add_trip()
+        number, run, session = self.traffic.add_trip(), current_run(), calls[0][1].session
+        self.stopwatch.begin(run, session)
         made: list[_Made] = at_once(  # type: ignore[assignment] # they raise nothing
             [partial(self._timed, party, request, patience) for party, request in calls], answered
+        )
+        self.stopwatch.end(
+            run,
+            session,
+            [
+                (party, names_of(request), each.sizes.up, each.sizes.down, each.seconds)
+                for (party, request), each in zip(calls, made, strict=True)
+            ],
         )
         if self._events.wants_trips:  # here and not in a call: readers are called by one thread
             for (party, request), each in zip(calls, made, strict=True):

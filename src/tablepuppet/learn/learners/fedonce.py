@@ -34,7 +34,6 @@ from tablepuppet.learn.solve.plateau import ended_flat
 from tablepuppet.learn.solve.schedule import Schedule
 from tablepuppet.learn.solve.sgd import falling
 from tablepuppet.learn.solve.solvers import SGD
-from tablepuppet.learn.specs import Bottom, Mlp
 from tablepuppet.learn.split.bottom import BOTTOM, mlp
 from tablepuppet.learn.split.exchange import Exchange
 from tablepuppet.learn.split.model import Embeddings, SplitModel
@@ -42,6 +41,8 @@ from tablepuppet.learn.split.nat import NatSettings
 from tablepuppet.learn.split.noisy_once import NoisyOnce
 from tablepuppet.learn.split.once import AVERAGINGS, Guests, OnceModel
 from tablepuppet.learn.split.top import SideBySide, Top
+from tablepuppet.learn.tables.dense import Mlp
+from tablepuppet.learn.tables.model import Bottom
 from tablepuppet.party.arguments import Some, described, fits
 from tablepuppet.privacy.settings import Privacy
 from tablepuppet.relation import Relation
@@ -109,6 +110,21 @@ class FedOnce(SplitNN):
                 f"noise={self.noise:g} is for the one message of a guest; with rounds={self.rounds} guests send "
                 "embeddings of every batch without noise: set rounds=1, or noise=0"
             )
+
+    def check_plan(self, plan: Plan, *, validated: bool = False) -> None:
+        """The same; principal components of several shards need their Gram matrices with products of two columns."""
+        super().check_plan(plan, validated=validated)
+        label = None if plan.query.label is None else plan.query.label.alias
+        for alias in tables_of(plan.query) if self.method == "pca" else ():
+            shards = plan.tables[alias].shards if alias != label else ()
+            for shard in shards if len(shards) > 1 else ():
+                if shard.min_group > 1 and not shard.matrix:
+                    raise PrivacyError(
+                        f"party {shard.party!r}, table {shard.name!r}: hides small groups, so that it releases no "
+                        "products of two columns, which principal components of a table with several shards are found "
+                        "from; set method='nat', or ask its operator for matrix = true or min_group = 0",
+                        rule="min_group",
+                    )
 
     def _check_privacy(self, plan: Plan) -> None:
         """Noise on features is there for fully connected networks of tables with one shard that send one message."""
@@ -287,7 +303,7 @@ class FedOnce(SplitNN):
         model = OnceModel(self.host_, relation.client, self.encoding_, relation.wire, specs, self.l2, self._unit)
         if isinstance(self._promise, StepPromise):
             relation.events.emit("info", "privacy.noise", "choosing the noise of steps, which may take some seconds")
-            model.noise = self._promise.choose({alias: model.table_model(alias).flat.size for alias in model.tables})
+            model.noise = self._promise.choose({alias: model.table_model(alias).size for alias in model.tables})
         return model
 
     def _top(self, widths: Mapping[str, int], constant: Array, double: bool) -> Top:

@@ -1,4 +1,4 @@
-"""The neural-network learners: one small network per table, their scores added (Eq. 2). They need torch."""
+"""The neural-network learners: one small network per table, their scores added (Eq. 2)."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ from tablepuppet.learn.solve.plateau import ended_flat
 from tablepuppet.learn.solve.schedule import Usual
 from tablepuppet.learn.solve.sgd import Stochastic, descend_by_batches
 from tablepuppet.learn.solve.solvers import ADMM, SGD
+from tablepuppet.learn.tables.dense import Network
 from tablepuppet.learn.tables.federated import FederatedModel
-from tablepuppet.learn.tables.network import Network, NetworkTable, need_torch
 from tablepuppet.party.arguments import Layers, described, fits
 from tablepuppet.relation import Relation
 
@@ -66,7 +66,7 @@ class NetworkLearner(SolverLearner):
         check_fitted(self)
         found = {}
         for alias, theta in self._model.parameters().items():
-            network = NetworkTable.over(len(self.encoding_.names(alias)), self.hidden, len(self.intercept_))
+            network = self.spec(len(self.intercept_)).over(len(self.encoding_.names(alias)))
             found[alias] = [part for layer in network.layers(theta) for part in layer if part is not None]
         return found
 
@@ -142,11 +142,6 @@ class NetworkLearner(SolverLearner):
         lr = solver.lr if isinstance(solver, SGD) and not isinstance(solver.lr, str) else AUTO_LR
         rounds = self.most_rounds
         return [lr * (1 - epoch / rounds) for epoch in range(rounds)]
-
-    def check_settings(self) -> None:
-        """Raise LearnError if a setting is out of range, or torch is not installed."""
-        super().check_settings()
-        need_torch()
 
 
 @learner

@@ -24,7 +24,7 @@ from tablepuppet.learn.private.feature_promise import FeaturePromise
 from tablepuppet.learn.private.fit_plan import Planning
 from tablepuppet.learn.solve.allowance import VALIDATION, Costs, RoundAllowance
 from tablepuppet.learn.solve.schedule import Schedule
-from tablepuppet.learn.specs import Spec
+from tablepuppet.learn.tables.model import Spec
 from tablepuppet.operators.client import Client
 from tablepuppet.prep.pipelines.pipeline import DEFAULT, Pipeline, refuse_noisy_labels, refuse_with_noise
 from tablepuppet.privacy.funds import rounded_up

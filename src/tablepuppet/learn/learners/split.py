@@ -32,14 +32,15 @@ from tablepuppet.learn.solve.allowance import Cost, Costs, RoundAllowance
 from tablepuppet.learn.solve.plateau import ended_flat
 from tablepuppet.learn.solve.schedule import Schedule, batches_of
 from tablepuppet.learn.solve.sgd import falling
-from tablepuppet.learn.specs import Bottom, Cnn
 from tablepuppet.learn.split.bottom import BOTTOM, mlp, on_pixels
+from tablepuppet.learn.split.bottoms import Cnn
 from tablepuppet.learn.split.exchange import Exchange
 from tablepuppet.learn.split.model import Embeddings, SavedSplitModel, SplitModel
-from tablepuppet.learn.split.narrow import Narrow
 from tablepuppet.learn.split.top import SideBySide, Top
 from tablepuppet.learn.split.train import learn_by_batches
-from tablepuppet.learn.tables.network import need_torch
+from tablepuppet.learn.tables.model import Bottom
+from tablepuppet.learn.tables.narrow import Narrow
+from tablepuppet.learn.threads import need_torch
 from tablepuppet.party.arguments import one_of
 from tablepuppet.relation import Relation
 from tablepuppet.sql.plan import Plan
@@ -244,13 +245,16 @@ class SplitLearner(Learner):
             raise LearnError(NO_FEATURE)
         model.narrow = self.narrow
         widths = {alias: specs[alias].outputs for alias in self._side_by_side(model)}
-        model.begin(self.seed, self._top(widths, loss.best_constant(), relation.double))
+        model.top = self._top(widths, loss.best_constant(), relation.double)
+        model.begin(self.seed)
         self._learn_networks(model, relation, loss, watch)
         return model, np.zeros(loss.outputs)
 
     def _learn_networks(self, model: SplitModel, relation: Relation, loss: JoinedLoss, watch: Watch) -> None:
         """Let all networks learn together."""
-        self._descend(Exchange(model), loss, falling(self._highest_lr, self._schedule.rounds), watch.of(model))
+        self._descend(
+            Exchange(model, anew=True), loss, falling(self._highest_lr, self._schedule.rounds), watch.of(model)
+        )
         self.converged_ = ended_flat(self.history_, self.most_rounds)
 
     def _descend(

@@ -26,27 +26,27 @@ from tablepuppet.learn.settings import COUNT, NUMBER, RATE, WHOLE, Auto, Kind, o
 from tablepuppet.learn.solve.allowance import Cost, Costs
 from tablepuppet.learn.solve.schedule import Schedule
 from tablepuppet.learn.solve.sgd import falling
-from tablepuppet.learn.specs import Bottom, TabNet
 from tablepuppet.learn.split.bottoms import need_tabnet
 from tablepuppet.learn.split.exchange import Exchange
-from tablepuppet.learn.split.flat import seeded
 from tablepuppet.learn.split.model import CHUNK, SavedSplitModel, SplitModel
 from tablepuppet.learn.split.pretrain import Pretraining
+from tablepuppet.learn.split.tabnet_table import TabNet
 from tablepuppet.learn.split.top import Top, TorchTop
-from tablepuppet.learn.tables.network import need_torch
-from tablepuppet.learn.threads import one_thread
+from tablepuppet.learn.tables.model import Bottom
+from tablepuppet.learn.threads import need_torch, one_thread, seeded
 from tablepuppet.mapping.joined_rows import Block
 from tablepuppet.prep.encode.encode import Encoding, apply_encoding
 from tablepuppet.relation import Relation
 from tablepuppet.runs.figures import metric, readable
 from tablepuppet.runs.table_view import Records
-from tablepuppet.spelling import names_checked
+from tablepuppet.spelling import names_checked, shows
 
 MOST_PRETRAINED = 40  # epochs of "auto"
 VIRTUAL_BATCH = 128  # joined rows that batch norm within TabNet takes together
 HIDDEN = Kind("a number above 0 and below 1", lambda value: RATE.fits(value) and value < 1)
 
 
+@shows("explain")
 class TabVFL(SplitLearner):
     """TabNet over the embeddings of tables."""
 

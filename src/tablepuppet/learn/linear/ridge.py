@@ -13,7 +13,7 @@ import numpy as np
 from tablepuppet.arrays import Array
 from tablepuppet.errors import PartyError
 from tablepuppet.learn.linear.wide_gram import WIDE, Wide, WideGram
-from tablepuppet.learn.tables.linear import LinearTable
+from tablepuppet.learn.tables.linear import Linear
 from tablepuppet.learn.tables.parameters import TableParameters
 
 FLOOR = 1e-13  # eigenvalues below this share of the largest one are rounding errors, and are not inverted
@@ -255,6 +255,6 @@ def _zeros(
     width: int, outputs: int, values: Array, vectors: Array | None, means: Array | None, scale: Array | None = None,
     sizes: Array | None = None,
 ) -> TableParameters:  # fmt: skip
-    model = LinearTable(width, outputs)
+    model = Linear(outputs).over(width)
     theta = model.start(0, "", width)
     return TableParameters(model, theta, memory=Ridge(values, vectors, means, np.zeros_like(theta), scale, sizes))

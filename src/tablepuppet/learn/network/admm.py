@@ -25,14 +25,15 @@ from typing import Any
 
 import numpy as np
 
-from tablepuppet.arrays import Array
+from tablepuppet.arrays import Array, Floats
 from tablepuppet.errors import PartyError
 from tablepuppet.learn.loss.joined_loss import JoinedLoss
 from tablepuppet.learn.rounds import Round
 from tablepuppet.learn.solve.admm import RESIDUAL, SharingResidual, auto_rho
 from tablepuppet.learn.solve.plateau import Plateau
 from tablepuppet.learn.tables.federated import FederatedModel
-from tablepuppet.learn.tables.network import Network, NetworkTable, need_torch
+from tablepuppet.learn.tables.model import Spec, TableModel
+from tablepuppet.learn.tables.ops import sent_model
 from tablepuppet.learn.tables.over_shards import RowGradients, Updates
 from tablepuppet.learn.tables.parameters import TableParameters
 from tablepuppet.learn.tables.steps import NOTHING, Facts, HeldRows, Update, by_rows, step
@@ -57,14 +58,14 @@ FLAT_ROUNDS = 3  # consecutive rounds that hardly change the objective
 class Share:
     """The function that one table minimises in the sharing problem."""
 
-    network: NetworkTable
+    network: TableModel
     data: EncodedTable
     weights: Array  # rho G_j / N, (rows, 1) for several outputs
     rows: Array  # Y
-    before: Array  # f(theta^t)
+    before: Floats  # f(theta^t)
 
     @classmethod
-    def of(cls, held: HeldRows, network: NetworkTable, theta: Array, proximal: float) -> Share:
+    def of(cls, held: HeldRows, network: TableModel, theta: Array, proximal: float) -> Share:
         """The function at theta^t; ``proximal`` is rho / N."""
         assert held.values is not None, "Y is an argument of both ops"
         data, wide = held.data.open(), held.values.astype(np.float64)
@@ -74,10 +75,10 @@ class Share:
     def minimise(self, begin: Array, centre: Array | float, weight: float, steps: int) -> Array:
         """Minimise it plus weight / 2 |theta - centre|^2, by ``steps`` steps from ``begin``."""
 
-        def objective(theta: Array) -> tuple[float, Array]:
-            total = [0.0]
+        def objective(flat: Array) -> tuple[float, Array]:
+            theta, total = flat.reshape(begin.shape), [0.0]
 
-            def row_gradients(part: slice, scores: Array) -> Array:
+            def row_gradients(part: slice, scores: Floats) -> Array:
                 moved = scores - self.before[part]
                 force = self.weights[part] * moved
                 total.append(0.5 * float(np.vdot(force, moved)) + float(np.vdot(self.rows[part], scores)))
@@ -85,14 +86,14 @@ class Share:
 
             gradient = self.network.gradient_of(theta, self.data, row_gradients)
             away = theta - centre
-            return sum(total) + 0.5 * weight * float(away @ away), gradient + weight * away
+            return sum(total) + 0.5 * weight * float(np.vdot(away, away)), (gradient + weight * away).ravel()
 
         from scipy.optimize import minimize  # slow to import: a party loads it on first use
 
         options = {"maxiter": steps, "maxfun": 2 * steps + 10, "gtol": 1e-12, "ftol": 1e-14}
-        with one_thread(need_torch()):
-            found = minimize(objective, begin, jac=True, method="L-BFGS-B", options=options)
-        return np.asarray(found.x, np.float64)
+        with one_thread():
+            found = minimize(objective, begin.ravel(), jac=True, method="L-BFGS-B", options=options)
+        return np.asarray(found.x, np.float64).reshape(begin.shape)
 
 
 @step(
@@ -112,7 +113,7 @@ class ThetaUpdate(Update):
 
     def at_party(self, part: TableParameters, rows: HeldRows) -> Facts:
         """Minimise over the rows of the table."""
-        share = Share.of(rows, network_of(part), part.theta, self.proximal)
+        share = Share.of(rows, part.model, part.theta, self.proximal)
         return self.take(part, share.minimise(part.theta, 0.0, self.l2, self.steps), NOTHING)
 
     def take(self, part: TableParameters, sums: Array, total: Array) -> Facts:
@@ -123,13 +124,6 @@ class ThetaUpdate(Update):
     def shown(self, part: TableParameters) -> dict[str, Any]:
         """Predictions with the new parameters."""
         return {"theta": part.theta}
-
-
-def network_of(part: TableParameters) -> NetworkTable:
-    """The network of a table's parameters; PartyError if the model is not a network."""
-    if not isinstance(part.model, NetworkTable):
-        raise PartyError("networks alone have a proximal step by local descent: take solver='lbfgs' or 'sgd'")
-    return part.model
 
 
 @dataclass
@@ -149,15 +143,16 @@ class ConsensusState:
     returns={"sum": THETA},
 )
 def consensus(
-    table: LocalTable, view: str, encoding: str, model: str, spec: Network, theta: Array, proximal: float,
+    table: LocalTable, view: str, encoding: str, model: str, spec: Spec, theta: Array, proximal: float,
     inner_rho: float, steps: Some, rows: Array | None = None,
 ) -> Values:  # fmt: skip
     """A shard's theta-update near the agreed parameters (Eq. 21, 22); if ``rows`` are given, a new problem begins."""
     name = f"{model}/{view}/consensus"
     kept: Any = table.state.get(name)
     if rows is not None:
-        network = NetworkTable.over(sealed(table, view, encoding).width, spec.hidden, spec.outputs)
-        share = Share.of(HeldRows(table, view, sealed(table, view, encoding), rows), network, theta, proximal)
+        data = sealed(table, view, encoding)
+        network = sent_model(table, spec, data.width, theta)
+        share = Share.of(HeldRows(table, view, data, rows), network, theta, proximal)
         own, dual = (theta, np.zeros_like(theta)) if kept is None else (kept.theta, kept.dual)
         table.state[name] = kept = ConsensusState(share, own, dual)
     if not isinstance(kept, ConsensusState):

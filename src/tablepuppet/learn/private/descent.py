@@ -25,9 +25,9 @@ from tablepuppet.learn.rounds import Round
 from tablepuppet.learn.settings import Auto
 from tablepuppet.learn.solve.admm import RESIDUAL, SharingResidual, auto_rho
 from tablepuppet.learn.solve.solvers import ADMM, Stepping
-from tablepuppet.learn.specs import Spec
 from tablepuppet.learn.tables.federated import FederatedModel
 from tablepuppet.learn.tables.linear import Linear
+from tablepuppet.learn.tables.model import Spec
 from tablepuppet.learn.tables.over_shards import RowGradients
 from tablepuppet.mapping.joined_rows import SCORES, Block, JoinedRows
 from tablepuppet.relation import Relation
@@ -135,7 +135,7 @@ def _new_model(
     relation.events.emit("info", "privacy.noise", "choosing the noise of steps, which may take some seconds")
     noise = promise.choose(sizes)
     model = FederatedModel(client, rows, encoding, relation.wire, spec, learner.l2, unit, noise)
-    model.begin(learner.seed, zero=True)
+    model.begin(learner.seed, zero=model.tables)
     model.over = NoisySums(model.lou, dict(model.shared), {"spec": spec, **model.at_party})
     return model
 

@@ -29,9 +29,9 @@ from numpy.typing import NDArray
 
 from tablepuppet.arrays import Array
 from tablepuppet.errors import PartyError
-from tablepuppet.learn.specs import Spec
-from tablepuppet.learn.tables.model import RowModel
+from tablepuppet.learn.tables.model import RowModel, Spec
 from tablepuppet.learn.tables.noisy import predicted, released_predictions, sampled_gradient, take_noisy_steps
+from tablepuppet.learn.tables.ops import sent_model
 from tablepuppet.learn.tables.over_shards import RowGradients, Updates, taken
 from tablepuppet.learn.tables.parameters import TableParameters, noisy_parameters, unchanged_if_refused
 from tablepuppet.learn.tables.steps import NOTHING, Facts, Update, step
@@ -166,7 +166,7 @@ def gradient(
     name = f"{model}/{view}/steps"
     steps = table.state.get(name)
     if rows is not None:
-        row_model = spec.over(sealed(table, view, encoding).width).by_row
+        row_model = sent_model(table, spec, sealed(table, view, encoding).width, theta).by_row
         steps = NoisySteps.of(table, view, encoding, row_model, theta, rows, proximal, noise)
     if not isinstance(steps, NoisySteps):
         raise PartyError(f"party {table.grant.party!r} has not started this model; fit it again")

@@ -15,8 +15,11 @@ import numpy as np
 
 from tablepuppet.errors import ArgumentError, ConfigError, LearnError
 from tablepuppet.learn.settings import Kind
-from tablepuppet.learn.specs import FIELD_NAMES, OWN_FIELDS, Bottom, Cnn, Mlp, Registered, Side, TabNet
+from tablepuppet.learn.split.bottoms import Cnn, Registered, Side
 from tablepuppet.learn.split.bottoms import register as register
+from tablepuppet.learn.split.tabnet_table import TabNet
+from tablepuppet.learn.tables.dense import Mlp
+from tablepuppet.learn.tables.model import FIELD_NAMES, OWN_FIELDS, Bottom
 from tablepuppet.party.arguments import Layers, described, fits
 from tablepuppet.prep.encode.encode import Encoding
 from tablepuppet.spelling import names_checked

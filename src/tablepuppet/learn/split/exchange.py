@@ -14,23 +14,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tablepuppet.arrays import Array, Floats, Places
-from tablepuppet.learn.specs import Hiding, TabNet
-from tablepuppet.learn.split.flat import Adam
 from tablepuppet.learn.split.model import SplitModel
-from tablepuppet.learn.split.narrow import Bits, Narrow
-from tablepuppet.learn.split.ops import (
-    ASKED,
-    BatchNumber,
-    Embedded,
-    Training,
-    bottom_parameters,
-    check_counts,
-    shaped,
-    wide,
-)
-from tablepuppet.learn.split.table import BatchSums, TorchTable
+from tablepuppet.learn.split.ops import ASKED, BatchNumber, Embedded, check_counts, in_training, shaped, wide
+from tablepuppet.learn.split.tabnet_table import TabNet
+from tablepuppet.learn.tables.model import BatchSums, Bottom, Hiding
+from tablepuppet.learn.tables.narrow import Bits, Narrow
 from tablepuppet.learn.tables.over_shards import BatchGradients, RowGradients, Updates, taken
-from tablepuppet.learn.tables.parameters import TableParameters
+from tablepuppet.learn.tables.parameters import Adam, TableParameters, parameters_of
 from tablepuppet.learn.tables.steps import NOTHING, Facts, Update, step
 from tablepuppet.mapping.batches import Batch, no_rows
 from tablepuppet.mapping.table_mapping import ShardRows
@@ -58,6 +48,7 @@ class AdamStep(Update):
     l2: NotNegative
     batch: BatchNumber
     next_batch: BatchNumber
+    anew: bool = False  # whether the optimiser forgets what it remembers of earlier batches
 
     def run(
         self, table: LocalTable, view: str, encoding: str, model: str, rows: Array | Bits, next_places: Places,
@@ -70,8 +61,10 @@ class AdamStep(Update):
         embeddings, if it is not that of the session.
         """
         data = encoded(table, view, encoding)
-        network, part = bottom_parameters(table, model, data.width)
-        training = part.remembered(Training)
+        part = parameters_of(table, model, Bottom)
+        if self.anew:
+            part.memory = None
+        network, training = part.model, in_training(part)
         check_counts(next_counts, next_places)
         given, chosen = wide(rows), data.rows(next_places)
         table.count_embeddings(view, network.spec.outputs, next_places)
@@ -83,19 +76,20 @@ class AdamStep(Update):
         training.view, training.places = view, next_places
         if not len(next_places):
             return {"outputs": shaped(np.zeros((0, network.spec.outputs)), wire or table.wire)}
-        training.forward = network.forward(part.theta, network.batched(chosen, next_counts, hiding))
-        part.theta = network.flat.after(part.theta)
-        return {"outputs": shaped(training.forward.embeddings, wire or table.wire)}
+        training.forward = network.forward(part.theta, network.rows(chosen, next_counts, hiding))
+        part.theta = network.after(part.theta)
+        return {"outputs": shaped(training.forward.outputs, wire or table.wire)}
 
     def take(self, part: TableParameters, sums: Array, total: Array) -> Facts:
         """With the gradient by the parameters; none before the first batch."""
+        if self.anew:
+            part.memory = None
         if sums is not NOTHING:
-            self._descend(part, part.remembered(Adam), sums)
+            self._descend(part, in_training(part).adam, sums)
         return {}
 
     def _descend(self, part: TableParameters, adam: Adam, gradient: Array) -> None:
-        assert isinstance(part.model, TorchTable), "networks across parties have no others"
-        part.theta = adam.stepped(part.theta, gradient, self.lr, self.l2, part.model.flat.trained)
+        part.theta = adam.stepped(part.theta, gradient, self.lr, self.l2, part.model.trained)
 
     def shown(self, part: TableParameters) -> dict[str, Any]:
         """Embeddings with the new parameters."""
@@ -133,11 +127,14 @@ class EmbeddingGradients(BatchGradients):
 class Exchange:
     """Takes the steps of batches at the tables in ``aliases``.
 
-    With ``hide`` above 0, tables hide such a share of their cells from their networks, drawn from the seed.
+    With ``hide`` above 0, tables hide such a share of their cells from their networks, drawn from the seed. With
+    ``anew``, their optimisers begin anew.
     """
 
-    def __init__(self, model: SplitModel, aliases: list[str] | None = None, hide: float = 0.0, seed: int = 0):
-        self.model, self.hide, self.seed = model, hide, seed % 2**53
+    def __init__(
+        self, model: SplitModel, aliases: list[str] | None = None, hide: float = 0.0, seed: int = 0, anew: bool = False
+    ):
+        self.model, self.hide, self.seed, self._anew = model, hide, seed % 2**53, anew
         self.tables = [alias for alias in model.tables if aliases is None or alias in aliases]  # those that learn
         self.parts = {alias: part for alias, part in model.shared.items() if alias in self.tables}
         self._normed = [alias for alias in self.parts if isinstance(model.spec_of(alias), TabNet)]
@@ -156,7 +153,8 @@ class Exchange:
         """
         model, nothing = self.model, no_rows(self.tables)
         rows = EmbeddingGradients(gradients, done or nothing, following or nothing, self)
-        update = AdamStep(lr, model.l2, rows.done.number, rows.following.number)
+        update = AdamStep(lr, model.l2, rows.done.number, rows.following.number, self._anew)
+        self._anew = False
         model.over = self
         found = model.step(dict.fromkeys(self.tables, update), rows, self._as_before(rows.following))
         if following is None:
@@ -181,7 +179,7 @@ class Exchange:
         normed, sums = self._ask_moments(rows.following) if rows.shows else None, dict[str, tuple[Array, Array]]()
         if self.parts and not rows.is_empty:
             replies = self.lou.ask(
-                "split.gradient", self.parts, by_alias=self.model.sent_shared(),
+                "model.gradient", self.parts, by_alias=self.model.sent_shared(),
                 by_shard=lambda alias, shard: rows.sent(self.lou, alias, shard),
                 instead=lambda alias, _: {"sums": np.zeros_like(self.parts[alias].theta)},
             ).read()  # fmt: skip

@@ -8,17 +8,15 @@ from typing import Any
 import numpy as np
 
 from tablepuppet.arrays import Array, Floats
-from tablepuppet.learn.noise.plan import Noise
-from tablepuppet.learn.specs import Bottom
-from tablepuppet.learn.split.flat import NORM_MOMENTUM, Adam
-from tablepuppet.learn.split.narrow import Narrow, narrowed
+from tablepuppet.learn.split.bottoms import NORM_MOMENTUM
 from tablepuppet.learn.split.ops import wide
-from tablepuppet.learn.split.table import TorchTable
+from tablepuppet.learn.split.tabnet_table import TabNetTable
 from tablepuppet.learn.split.top import Top
 from tablepuppet.learn.tables.holders import Holders
+from tablepuppet.learn.tables.model import Bottom
+from tablepuppet.learn.tables.narrow import Narrow, narrowed
 from tablepuppet.learn.tables.outputs import TableOutputs
-from tablepuppet.learn.tables.parameters import TableParameters
-from tablepuppet.learn.tables.saved import SavedParameters
+from tablepuppet.learn.tables.saved import Saved
 from tablepuppet.mapping.joined_rows import SCORES, Block, JoinedRows
 from tablepuppet.operators.client import Client, Replies
 from tablepuppet.operators.lou import Instead
@@ -78,39 +76,23 @@ class TableEmbeddings(TableOutputs):
 
 
 class SplitModel(TableEmbeddings, Holders):
-    """Bottom networks by alias, and the top network. ``top`` is there once `begin` has been called."""
+    """Bottom networks by alias, and the top network, ``top``."""
 
     def __init__(
         self, client: Client, encoding: Encoding, wire: str, specs: Mapping[str, Bottom], l2: float, unit: float = 1.0
     ):
         super().__init__(client, encoding, wire, unit)
         self.specs, self.l2 = specs, l2
-        self._networks: dict[str, TorchTable] = {}
 
-    def begin(self, seed: int, top: Top) -> None:
-        """Create the first parameters from the seed."""
-        self.top = top
-        arguments = {alias: {"spec": self.spec_of(alias), **self.start_of(alias)} for alias in self.alone}
-        self.lou.ask("split.start", self.alone, by_alias=arguments, seed=seed, **self.at_party)
-        for alias in self.together:
-            network = self.table_model(alias)
-            theta = network.start(seed, alias, len(self.encoding.numbers[alias]))
-            self._shared[alias] = TableParameters(network, theta, memory=Adam.over(len(theta)))
-
-    def start_of(self, alias: str) -> dict[str, Any]:
-        """Further arguments with which the network of a table begins."""
-        return {}
-
-    def table_model(self, alias: str) -> TorchTable:
-        """The bottom network of a table."""
-        if alias not in self._networks:
-            self._networks[alias] = TorchTable(self.spec_of(alias), self.width(alias), alias)
-        return self._networks[alias]
+    @property
+    def unit_of_outputs(self) -> float:
+        """Embeddings have none: the top network's scores are multiplied by the unit."""
+        return 1.0
 
     def note_moments(self, alias: str, joined: int, sums: Array) -> None:
         """Move the running mean and variance of a table's batch norm, as its module does where one party has it."""
         part = self._shared[alias]
-        assert isinstance(part.model, TorchTable), "`begin` made it"
+        assert isinstance(part.model, TabNetTable), "no other network asks for them"
         flat = part.model.flat
         named = flat.named(part.theta)
         mean = sums[0] / joined
@@ -143,7 +125,7 @@ class SplitModel(TableEmbeddings, Holders):
         self.top.restore()
 
 
-class SavedSplitModel(TableEmbeddings, SavedParameters):
+class SavedSplitModel(TableEmbeddings, Saved):
     """A loaded model: bottom networks that the coordinator holds or parties have stored, and the top network."""
 
     def __init__(
@@ -152,45 +134,10 @@ class SavedSplitModel(TableEmbeddings, SavedParameters):
     ):  # fmt: skip
         super().__init__(encoding, stored, engine, wire)
         self.specs, self.top, self.unit = specs, top, unit
-        self.noise: dict[str, dict[str, Any]] = {}  # by alias: the arguments for noise on embeddings
-        self.spent: Noise | None = None  # counts embeddings with noise
-
-    @property
-    def name(self) -> str:
-        """The name under which parties have stored their parameters."""
-        return self.stored.part
-
-    @property
-    def tables(self) -> list[str]:
-        """Tables that have parameters."""
-        return [*self.stored.thetas, *self.stored.kept]
-
-    def home_of(self, alias: str) -> list[str]:
-        """The party that has stored the parameters of a table."""
-        return [self.stored.kept[alias].party] if alias in self.stored.kept else []
-
-    def _thetas(self, aliases: Iterable[str]) -> dict[str, Array]:
-        return self.to_send(aliases)
-
-    def noise_of(self, alias: str, theta: Array | None = None) -> dict[str, Any]:
-        """Embeddings get noise as in the run that fitted the model."""
-        return self.noise.get(alias, {})
-
-    def ask_outputs(
-        self, client: Client, aliases: Iterable[str], instead: Instead | None = None
-    ) -> Callable[[], dict[str, Floats]]:
-        """Ask for embeddings, and count those with noise."""
-        read = super().ask_outputs(client, aliases, instead)
-        if self.spent is not None:
-            self.spent.images += 1
-        return read
 
     def score(self, client: Client, rows: JoinedRows, *, learning: bool = False) -> None:
         """Write the scores of a relation's rows, from their embeddings."""
         top_scores(self.top, self.embeddings(client), rows, self.unit)
-
-    def _shape(self, alias: str) -> tuple[int, ...]:
-        return (TorchTable(self.specs[alias], len(self.encoding.names(alias)), alias).flat.size,)
 
 
 def embeddings_in(replies: Sequence[Mapping[str, Any]]) -> Floats:

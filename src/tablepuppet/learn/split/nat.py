@@ -18,16 +18,16 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
 from tablepuppet.arrays import Array, Codes, Floats, upright
-from tablepuppet.learn.split.flat import Adam
-from tablepuppet.learn.split.table import Batched, TorchTable
-from tablepuppet.learn.tables.network import need_torch
-from tablepuppet.learn.threads import one_thread
+from tablepuppet.learn.tables.model import TableModel
+from tablepuppet.learn.tables.parameters import Adam
+from tablepuppet.learn.threads import need_torch, one_thread
 from tablepuppet.party.allowance import check_memory, check_time
 from tablepuppet.party.arguments import NotNegative, Some
 from tablepuppet.party.local_table import LocalTable
@@ -99,7 +99,7 @@ class NatTraining:
     """
 
     def __init__(
-        self, network: TorchTable, theta: Array, rows: Callable[[Codes], Batched], targets: Singles,
+        self, network: TableModel, theta: Array, rows: Callable[[Codes], Any], targets: Singles,
         settings: NatSettings, seed: int,
     ):  # fmt: skip
         self.network, self.theta, self.rows, self.settings, self.seed = network, theta, rows, settings, seed
@@ -128,16 +128,16 @@ class NatTraining:
         """One step; the sum of the losses of its rows before it."""
         check_time()
         passed = self.network.forward(self.theta, self.rows(places))
-        outputs, targets = passed.embeddings, self.targets[places]  # (batch, outputs)
+        outputs, targets = passed.outputs, self.targets[places]  # (batch, outputs)
         if assigns:
             # the lengths of outputs matter: targets are assigned to directions
             unit = outputs / np.maximum(np.linalg.norm(outputs, axis=1, keepdims=True), SHORTEST)
             targets = targets[assigned(unit @ targets.T)]
             self.targets[places] = targets
         losses, slopes = derivatives(outputs, targets)
-        gradient, flat = passed.backward(slopes / len(places)), self.network.flat
+        gradient, network = passed.backward(slopes / len(places)), self.network
         self.theta = self.adam.stepped(
-            flat.after(self.theta), gradient, self.settings.lr, self.settings.l2, flat.trained
+            network.after(self.theta), gradient, self.settings.lr, self.settings.l2, network.trained
         )
         return float(losses.sum())
 

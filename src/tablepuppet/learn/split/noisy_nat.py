@@ -23,10 +23,10 @@ from tablepuppet.arrays import Array
 from tablepuppet.errors import PartyError
 from tablepuppet.learn.private.steps import NoisySteps, check_bounded, descended
 from tablepuppet.learn.split.nat import derivatives, own_seed, targets_of
-from tablepuppet.learn.split.ops import EMBEDDED, bottom_parameters, shaped, wide
-from tablepuppet.learn.tables.model import RowModel
+from tablepuppet.learn.split.ops import EMBEDDED, shaped, wide
+from tablepuppet.learn.tables.model import Bottom, RowModel
 from tablepuppet.learn.tables.noisy import sampled_gradient, take_noisy_steps
-from tablepuppet.learn.tables.parameters import unchanged_if_refused
+from tablepuppet.learn.tables.parameters import noisy_parameters, unchanged_if_refused
 from tablepuppet.learn.tables.steps import Update, step
 from tablepuppet.party.arguments import NotNegative, PredictionNoise, Rates, SampleNoise, Seed
 from tablepuppet.party.local_table import LocalTable
@@ -84,9 +84,9 @@ class GuestSteps(Update):
 
     def run(self, table: LocalTable, view: str, encoding: str, model: str) -> Values:
         """At the party that holds the parameters."""
-        network, part = bottom_parameters(table, model, encoded_for_noise(table, view, encoding).width)
-        table.check_noisy()
-        work = NoisyNat.of(table, view, encoding, network.by_row, network.spec.outputs, self.seed, self.noise)
+        part = noisy_parameters(table, model, Bottom)
+        outputs = part.model.spec.outputs
+        work = NoisyNat.of(table, view, encoding, part.model.by_row, outputs, self.seed, self.noise)
         with unchanged_if_refused(part):
             take_noisy_steps(part, work.gradient, self.rates, 0.0, 0.0)
         return {}
@@ -111,10 +111,11 @@ class HostSteps(Update):
 
     def run(self, table: LocalTable, view: str, encoding: str, model: str, rows: Array) -> Values:
         """From the gradient by embeddings, summed over joined rows."""
-        network, part = bottom_parameters(table, model, encoded_for_noise(table, view, encoding).width)
-        table.check_noisy()
+        part = noisy_parameters(table, model, Bottom)
         check_bounded(self.prediction_noise)
-        steps = NoisySteps.of(table, view, encoding, network.by_row, part.theta, wide(rows), self.proximal, self.noise)
-        table.count_embeddings(view, network.spec.outputs)
-        found = descended(part, steps, self.rates, self.momentum, 0.0, self.prediction_noise)
-        return {"outputs": shaped(found, table.wire)}
+        row_model, given = part.model.by_row, wide(rows)
+        steps = NoisySteps.of(table, view, encoding, row_model, part.theta, given, self.proximal, self.noise)
+        table.count_embeddings(view, part.model.spec.outputs)
+        with unchanged_if_refused(part):  # also where there is no memory for what travels
+            found = descended(part, steps, self.rates, self.momentum, 0.0, self.prediction_noise)
+            return {"outputs": shaped(found, table.wire)}

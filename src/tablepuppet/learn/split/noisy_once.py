@@ -25,9 +25,8 @@ from tablepuppet.learn.split.model import Embeddings
 from tablepuppet.learn.split.noisy_nat import GuestSteps, HostSteps
 from tablepuppet.learn.split.once import OnceModel
 from tablepuppet.learn.split.train import learn_by_batches
-from tablepuppet.learn.tables.network import need_torch
 from tablepuppet.learn.tables.over_shards import RowGradients
-from tablepuppet.learn.threads import one_thread
+from tablepuppet.learn.threads import need_torch, one_thread
 
 AT_ONCE = 50  # noisy steps of a request
 GUEST_RATE, HOST_RATE = 0.5, 0.5  # learning rates, where noise allows them
@@ -94,5 +93,5 @@ class NoisyOnce:
 
     def _rate(self, alias: str, usual: float, rest: float) -> float:
         """A learning rate, lower where noise would move parameters by more than `WALK` over all steps."""
-        length = self.noise.length(alias, self.model.table_model(alias).flat.size, self.model.rows(alias))
+        length = self.noise.length(alias, self.model.table_model(alias).size, self.model.rows(alias))
         return min(usual * rest, rest * WALK / (length * math.sqrt(self.steps)))

@@ -11,11 +11,10 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
-from itertools import pairwise
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,14 +23,14 @@ from tablepuppet.algebra.ops import joined_counts
 from tablepuppet.arrays import Array, Floats
 from tablepuppet.errors import PartyError
 from tablepuppet.learn.noise.plan import Noise
-from tablepuppet.learn.specs import Bottom, Cnn, Mlp
 from tablepuppet.learn.split.model import Embeddings, SplitModel
 from tablepuppet.learn.split.nat import NatSettings, NatTraining, own_seed, principal_components, targets_of
-from tablepuppet.learn.split.ops import Training, bottom_parameters, check_shape
-from tablepuppet.learn.split.table import Batched, TorchTable
-from tablepuppet.learn.tables.network import need_torch
+from tablepuppet.learn.split.ops import in_training
+from tablepuppet.learn.tables.dense import Mlp
+from tablepuppet.learn.tables.model import Bottom, TableModel
+from tablepuppet.learn.tables.ops import sent_model
 from tablepuppet.learn.tables.over_shards import RowGradients, Updates, taken
-from tablepuppet.learn.tables.parameters import TableParameters
+from tablepuppet.learn.tables.parameters import TableParameters, parameters_of
 from tablepuppet.learn.tables.steps import NOTHING, Facts, Update, step
 from tablepuppet.mapping.table_mapping import ShardRows
 from tablepuppet.operators.client import Client
@@ -45,9 +44,6 @@ from tablepuppet.party.returns import THETA
 from tablepuppet.prep.encode.encode import encoded
 from tablepuppet.prep.encode.encoded_table import EncodedTable
 
-if TYPE_CHECKING:
-    from torch import Tensor
-
 HELD = 1 << 26  # numbers of a table that are held as one tensor; of more, each batch is made anew
 WORK = 2e9  # multiplications of one request, about: some seconds
 AVERAGINGS = 10  # how often shards of one table average their parameters
@@ -57,38 +53,24 @@ ASKED = "FedOnce"
 # At the party
 
 
-@dataclass(frozen=True)
-class InputRows:
-    """The encoded rows of a table as a network takes them."""
-
-    network: TorchTable
-    data: EncodedTable
-    held: Tensor | None
-
-    @classmethod
-    def of(cls, network: TorchTable, data: EncodedTable) -> InputRows:
-        """All rows at once if they are not too many."""
-        cells = len(data.dense) * data.width
-        if cells > HELD:
-            return cls(network, data, None)
-        check_memory(8 * cells)
-        return cls(network, data, network.rows(data))
-
-    def __call__(self, places: NDArray[np.integer]) -> Batched:
-        """The rows at some places."""
-        if self.held is None:
-            return self.network.batched(self.data.repeated(places))
-        return Batched(self.held[need_torch().from_numpy(places)], None, None)
+def input_rows(network: TableModel, data: EncodedTable) -> Callable[[NDArray[np.integer]], Any]:
+    """The rows at some places as a network takes them: all are made at once, if they are not too many."""
+    cells = len(data.dense) * data.width
+    if cells > HELD:
+        return lambda places: network.rows(data.repeated(places))
+    check_memory(8 * cells)
+    made = network.rows(data)
+    return lambda places: made[places]
 
 
 def _training(
-    table: LocalTable, view: str, network: TorchTable, theta: Array, data: EncodedTable, seed: int,
+    table: LocalTable, view: str, network: TableModel, theta: Array, data: EncodedTable, seed: int,
     settings: NatSettings,
 ) -> NatTraining:  # fmt: skip
     """The training of a shard: its targets are its own, whatever other tables and shards have."""
     own = own_seed(table, seed)
     targets = targets_of(table.snapshot.place(table.view(view).row_ids), network.spec.outputs, own)
-    return NatTraining(network, theta, InputRows.of(network, data), targets, settings, own)
+    return NatTraining(network, theta, input_rows(network, data), targets, settings, own)
 
 
 @step("nat.train", asked=ASKED, releases=Release.COUNTS, returns={})
@@ -103,11 +85,11 @@ class Epochs(Update):
     def run(self, table: LocalTable, view: str, encoding: str, model: str) -> Values:
         """At the party of a table with one shard."""
         data = encoded(table, view, encoding)
-        network, part = bottom_parameters(table, model, data.width)
-        memory = part.remembered(Training)
+        part = parameters_of(table, model, Bottom)
+        memory = in_training(part)
         work, memory.nat = memory.nat, None  # an op that is refused leaves none: its epochs would count in part
         if not isinstance(work, NatTraining):
-            work = _training(table, view, network, part.theta, data, self.seed, self.settings)
+            work = _training(table, view, part.model, part.theta, data, self.seed, self.settings)
         work.train(self.epochs)
         part.theta, memory.nat = work.theta, work
         return {}
@@ -128,9 +110,10 @@ def average(
     name = f"{model}/{view}/nat"
     work = table.state.get(name)
     if not isinstance(work, NatTraining):
-        network = TorchTable(spec, data.width, table.snapshot.scan.alias)
+        network = sent_model(table, spec, data.width, theta)
         work = _training(table, view, network, theta, data, seed, settings)
-    check_shape(theta, work.network)
+    if theta.shape != work.network.shape:
+        raise PartyError(f"parameters of shape {theta.shape} do not fit: {work.network.shape} is needed")
     table.state.pop(name, None)
     work.theta = theta
     work.train(epochs)
@@ -142,14 +125,15 @@ def average(
 def components(table: LocalTable, view: str, encoding: str, model: str) -> Values:
     """Let the network of a table with one shard, which is linear, be its principal components."""
     data = encoded(table, view, encoding)
-    network, part = bottom_parameters(table, model, data.width)
+    part = parameters_of(table, model, Bottom)
     data.check_gram()
     counts = joined_counts(table, view)
-    part.theta = linear_theta(network, principal_components(data.gram(counts) / counts.sum(), network.spec.outputs))
+    weights = principal_components(data.gram(counts) / counts.sum(), part.model.spec.outputs)
+    part.theta = linear_theta(part.model, weights)
     return {}
 
 
-def linear_theta(network: TorchTable, weights: Array) -> Array:
+def linear_theta(network: TableModel, weights: Array) -> Array:
     """The parameters of a network without hidden layers, (columns, outputs), and no bias."""
     if not isinstance(network.spec, Mlp) or network.spec.hidden:
         raise PartyError("principal components need a network without hidden layers")
@@ -244,20 +228,8 @@ class Guests:
         """The epochs of one request: of shards, those between two averages, of which there are ten at most."""
         if alias in self.model.shared:
             return math.ceil(epochs / AVERAGINGS)
-        work = self.model.rows(alias) * (2_000 + _multiplications(self.model.table_model(alias)))
+        work = self.model.rows(alias) * (2_000 + 3 * self.model.table_model(alias).multiplications)
         return max(1, int(WORK / max(work, 1)))
-
-
-def _multiplications(network: TorchTable) -> int:
-    """Of one row, forward and backward, about."""
-    spec = network.spec
-    if not isinstance(spec, Cnn):
-        return 3 * network.flat.size
-    filters, pixels = (spec.shape[0], *spec.channels), spec.shape[1] * spec.shape[2]
-    layers = zip(filters, spec.channels, strict=False)
-    passes = [into * out * spec.kernel**2 * pixels // 4**depth for depth, (into, out) in enumerate(layers)]
-    widths = (filters[-1] * spec.left[0] * spec.left[1], *spec.hidden, spec.outputs)
-    return 3 * int(sum(passes) + sum(into * out for into, out in pairwise(widths)))
 
 
 class OnceModel(SplitModel):
@@ -316,9 +288,9 @@ class OnceModel(SplitModel):
             return {"noise": self.noise.of_predictions(self.noise.clip)}
         return {"blur": self.blur} if self.blur and alias in self.guests else {}
 
-    def start_of(self, alias: str) -> dict[str, Any]:
-        """Of noisy steps: the host begins with embeddings of zero, as the coordinator takes them for."""
-        return {} if self.noise is None else {"zero": alias == self.host}
+    def begin(self, seed: int, *, zero: Collection[str] = ()) -> None:
+        """Create the first parameters; of noisy steps, the host begins with embeddings of zero, as it is taken for."""
+        super().begin(seed, zero=zero if self.noise is None else [self.host])
 
     @property
     def are_noisy(self) -> bool:

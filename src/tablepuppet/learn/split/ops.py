@@ -2,7 +2,7 @@
 
 If a table has one shard, its party holds the parameters and the state of their optimiser, and takes the steps of
 batches (exchange.py). If it has several, the coordinator holds them: shards apply the parameters that it sends
-(``split.apply``) and return their part of the gradient (``split.gradient``). Embeddings are released; the table's
+(``split.apply``) and return their part of the gradient (``model.gradient``). Embeddings are released; the table's
 policy limits how wide they are and how often each row's embedding is sent.
 """
 
@@ -18,17 +18,17 @@ from numpy.typing import NDArray
 
 from tablepuppet.arrays import Array, Places
 from tablepuppet.errors import PartyError
-from tablepuppet.learn.specs import Bottom, Hiding, Mlp
-from tablepuppet.learn.split.flat import Adam
-from tablepuppet.learn.split.narrow import Bits, Narrow, narrowed, widened
-from tablepuppet.learn.split.table import BatchSums, Forward, TorchTable
+from tablepuppet.learn.split.tabnet_table import TabNet
+from tablepuppet.learn.tables.model import Bottom, Forward, Hiding, TableModel
+from tablepuppet.learn.tables.narrow import Narrow, narrowed, widened
 from tablepuppet.learn.tables.noisy import noisy_predictions
-from tablepuppet.learn.tables.parameters import TableParameters, held_parameters, hold_parameters
-from tablepuppet.party.arguments import Bound, Multiplier, Positive, PredictionNoise, Seed
+from tablepuppet.learn.tables.ops import sent_model, sums_of
+from tablepuppet.learn.tables.parameters import Adam, TableParameters, parameters_of
+from tablepuppet.party.arguments import Multiplier, Positive, PredictionNoise
 from tablepuppet.party.local_table import LocalTable
 from tablepuppet.party.ops import Values, op
 from tablepuppet.party.release import Release
-from tablepuppet.party.returns import OUTPUTS, ROWS, ROWS_ASKED, THETA, WIDTH, Asked, Length, Numbers, OfRows, Wrong
+from tablepuppet.party.returns import OUTPUTS, ROWS, ROWS_ASKED, WIDTH, Asked, Length, Numbers, OfRows, Wrong
 from tablepuppet.prep.encode.encode import encoded, encoded_for_noise, sealed
 from tablepuppet.prep.encode.encoded_table import SealedTable
 
@@ -68,38 +68,11 @@ class Training:
     places: Places | None = None  # of its rows in the view
 
 
-def bottom_parameters(table: LocalTable, model: str, width: int) -> tuple[TorchTable, TableParameters]:
-    """The bottom network that the party holds, or has stored if the model was loaded."""
-    alias = table.snapshot.scan.alias
-    if f"{model}/{alias}" not in table.models and (kept := table.shelf.get(model, alias)):
-        spec = kept.spec_of(Bottom)
-        if spec is None:
-            raise PartyError(f"party {table.grant.party!r}: this model has scores, not embeddings")
-        network = TorchTable(spec, width, alias)
-        return network, TableParameters(network, kept.theta)
-    part = held_parameters(table, model)
-    if not isinstance(part.model, TorchTable):
-        raise PartyError(f"party {table.grant.party!r}: this model has scores, not embeddings")
-    return part.model, part
-
-
-@op("split.start", asked=ASKED, releases=Release.COUNTS, returns={})
-def start(
-    table: LocalTable, view: str, encoding: str, model: str, spec: Bottom, seed: Seed, zero: bool = False
-) -> Values:
-    """Begin the bottom network of a table with one shard. Its parameters depend on no row.
-
-    With ``zero``, all embeddings are zero at first.
-    """
-    data = sealed(table, view, encoding)
-    alias = table.snapshot.scan.alias
-    network = TorchTable(spec, data.width, alias)
-    theta = network.start(seed, alias, data.empty.dense.shape[1])
-    if zero and isinstance(spec, Mlp):
-        last = ((data.width, *spec.hidden)[-1] + 1) * spec.outputs
-        theta[len(theta) - last :] = 0.0
-    hold_parameters(table, model, TableParameters(network, theta, Training(Adam.over(len(theta)))))
-    return {}
+def in_training(part: TableParameters) -> Training:
+    """The memory of a table in training, which begins with its first step; PartyError if another solver began it."""
+    if part.memory is None:
+        part.memory = Training(Adam.over(part.model.size))
+    return part.remembered(Training)
 
 
 @op(
@@ -118,11 +91,11 @@ def embed(
     ``blur`` is the scale of Gaussian noise on directions of embeddings, which promises nothing by itself.
     """
     data = sealed(table, view, encoding) if noise is None else encoded_for_noise(table, view, encoding)
-    network, part = bottom_parameters(table, model, data.width)
+    part = parameters_of(table, model, Bottom, data.width)
     if noise is not None:
         table.check_noisy()
-    table.count_embeddings(view, network.spec.outputs)
-    return {"outputs": _released(table, network, part.theta, data, blur, noise, wire)}
+    table.count_embeddings(view, part.model.spec.outputs)
+    return {"outputs": _released(table, part.model, part.theta, data, blur, noise, wire)}
 
 
 @op(
@@ -142,20 +115,20 @@ def apply(
     Batch norm then needs ``sums`` over the ``joined`` rows of the batch (`moments`).
     """
     data = sealed(table, view, encoding) if noise is None else encoded_for_noise(table, view, encoding)
-    network = network_for(table, data.width, spec, theta)
+    network = sent_model(table, spec, data.width, theta)
     if places is not None and not (blur is None and noise is None):
         raise PartyError("embeddings with noise are those of all rows")
-    known = sums_of(network, sums, joined)
+    known = sums_of(sums, joined, data.width)
     table.count_embeddings(view, spec.outputs, places)
     if places is None:
         return {"outputs": _released(table, network, theta, data, blur, noise, wire)}
     chosen = data.open().rows(places)
-    found = network.forward(theta, network.batched(chosen, None, hiding), known).embeddings
+    found = network.forward(theta, network.rows(chosen, None, hiding), known).outputs
     return {"outputs": shaped(found, wire or table.wire)}
 
 
 def _released(
-    table: LocalTable, network: TorchTable, theta: Array, data: SealedTable, blur: float | None,
+    table: LocalTable, network: TableModel, theta: Array, data: SealedTable, blur: float | None,
     noise: PredictionNoise | None, wire: Narrow | None,
 ) -> NDArray[Any]:  # fmt: skip
     """The embeddings of all rows as they leave, with noise if there is any."""
@@ -174,33 +147,13 @@ def _released(
 
 
 @op(
-    "split.gradient",
-    asked=f"{ASKED}: tables with several shards",
-    releases=Release.GRADIENT_SUMS,
-    returns={"sums": THETA},
-)
-def gradient(
-    table: LocalTable, view: str, encoding: str, spec: Bottom, theta: Array, places: Places, rows: Array | Bits,
-    hiding: Hiding | None = None, sums: Array | None = None, joined: Positive = 1, unit: Bound = 1.0,
-) -> Values:  # fmt: skip
-    """A shard's summand of its table's gradient, for a batch."""
-    data = encoded(table, view, encoding)
-    network = network_for(table, data.width, spec, theta)
-    known = sums_of(network, sums, joined)
-    if not len(places):
-        return {"sums": np.zeros(network.flat.size)}
-    batch = network.batched(data.rows(places), None, hiding)
-    return {"sums": network.forward(theta, batch, known).backward(wide(rows) * unit)}
-
-
-@op(
     "split.moments",
     asked=f"{ASKED}: batch norm of tables with several shards",
     releases=Release.EMBEDDINGS | Release.STATISTICS,
     returns={"sums": OfRows(Numbers((4, WIDTH)), Release.EMBEDDINGS)},
 )
 def moments(
-    table: LocalTable, view: str, encoding: str, spec: Bottom, places: Places, counts: Places,
+    table: LocalTable, view: str, encoding: str, spec: TabNet, places: Places, counts: Places,
     hiding: Hiding | None = None,
 ) -> Values:  # fmt: skip
     """Sums over the joined rows of a batch by encoded column, of values and squares: as they are shown, and whole.
@@ -208,43 +161,21 @@ def moments(
     Of few rows they say as much as embeddings that are as wide as the table, and are counted as such.
     """
     data = encoded(table, view, encoding)
-    network = TorchTable(spec, data.width, table.snapshot.scan.alias)
+    network = spec.over(data.width, table.snapshot.scan.alias)
     check_counts(counts, places)
     chosen = data.rows(places)
     table.count_embeddings(view, max(spec.outputs, data.width), places)
-    batch = network.batched(chosen, counts, hiding)
-    whole = batch.rows.numpy().astype(np.float64)
+    batch = network.rows(chosen, counts, hiding)
+    whole = batch.values.numpy().astype(np.float64)
     shown = whole if batch.mask is None else whole * (1 - batch.mask.numpy())
     weights = counts.astype(np.float64)
     return {"sums": np.stack([weights @ shown, weights @ shown**2, weights @ whole, weights @ whole**2])}
-
-
-def sums_of(network: TorchTable, sums: Array | None, joined: int) -> BatchSums | None:
-    """Sums that a caller has sent; PartyError if they do not fit the table."""
-    if sums is None:
-        return None
-    if sums.shape != (2, network.width):
-        raise PartyError(f"sums of shape {sums.shape} do not fit {(2, network.width)}")
-    return BatchSums(joined, sums)
-
-
-def network_for(table: LocalTable, width: int, spec: Bottom, theta: Array) -> TorchTable:
-    """The network of parameters that the coordinator sends; PartyError if they do not fit."""
-    network = TorchTable(spec, width, table.snapshot.scan.alias)
-    check_shape(theta, network)
-    return network
 
 
 def check_counts(counts: Places | None, places: Places) -> None:
     """PartyError unless there are as many counts, if any, as places of rows."""
     if counts is not None and len(counts) != len(places):
         raise PartyError("as many counts as places of rows are needed")
-
-
-def check_shape(theta: Array, network: TorchTable) -> None:
-    """PartyError unless parameters are as many as a network has."""
-    if theta.shape != (network.flat.size,):
-        raise PartyError(f"parameters of shape {theta.shape} do not fit: {network.flat.size:,} are needed")
 
 
 def shaped(embeddings: NDArray[Any], wire: str) -> NDArray[Any]:

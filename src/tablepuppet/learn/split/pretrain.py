@@ -19,14 +19,14 @@ from numpy.typing import NDArray
 
 from tablepuppet.arrays import Array, Floats, Places
 from tablepuppet.learn.solve.batches import run_batches
-from tablepuppet.learn.specs import Bottom, Hiding, TabNet
 from tablepuppet.learn.split.exchange import WHOLE, Exchange
-from tablepuppet.learn.split.flat import Adam
-from tablepuppet.learn.split.hiding import draw_mask
-from tablepuppet.learn.split.ops import BatchNumber, Training, bottom_parameters, check_counts, network_for, sums_of
+from tablepuppet.learn.split.ops import BatchNumber, Training, check_counts
+from tablepuppet.learn.split.tabnet_table import TabNet, TabNetTable
 from tablepuppet.learn.split.top import TorchTop
-from tablepuppet.learn.tables.network import need_torch
-from tablepuppet.learn.threads import one_thread
+from tablepuppet.learn.tables.model import Hiding
+from tablepuppet.learn.tables.ops import sent_model, sums_of
+from tablepuppet.learn.tables.parameters import parameters_of
+from tablepuppet.learn.threads import need_torch, one_thread
 from tablepuppet.mapping.batches import Batch
 from tablepuppet.mapping.table_mapping import ShardRows
 from tablepuppet.operators.client import Pending
@@ -35,7 +35,7 @@ from tablepuppet.party.local_table import LocalTable
 from tablepuppet.party.ops import Values, op
 from tablepuppet.party.release import Release
 from tablepuppet.party.returns import SQUARE, THETA, Numbers, OfRows
-from tablepuppet.prep.encode.encode import encoded, sealed
+from tablepuppet.prep.encode.encode import encoded
 
 ASKED = "TabVFL: pretraining"
 GRADIENTS = Numbers(("decoded",))  # as long and wide as what was sent
@@ -55,12 +55,13 @@ def error(table: LocalTable, view: str, encoding: str, model: str, batch: BatchN
 
     Zeros if it is not the batch that this party has computed embeddings for.
     """
-    network, part = bottom_parameters(table, model, sealed(table, view, encoding).width)
+    part = parameters_of(table, model, TabNet)
+    assert isinstance(part.model, TabNetTable), "a spec of this family is no other"
     training = part.remembered(Training)
     if batch < 0 or training.batch != batch or training.forward is None:
         return {"outputs": np.zeros(decoded.shape, table.wire), "loss": 0.0}
     table.count_embeddings(training.view, _width(decoded), training.places)
-    loss, gradients, training.rebuilt = network.error(part.theta, training.forward.seen, decoded)
+    loss, gradients, training.rebuilt = part.model.error(part.theta, training.forward.seen, decoded)
     return {"outputs": gradients.astype(table.wire, copy=False), "loss": loss}
 
 
@@ -75,7 +76,7 @@ def error(table: LocalTable, view: str, encoding: str, model: str, batch: BatchN
     },
 )
 def shard_error(
-    table: LocalTable, view: str, encoding: str, spec: Bottom, theta: Array, places: Places, counts: Places,
+    table: LocalTable, view: str, encoding: str, spec: TabNet, theta: Array, places: Places, counts: Places,
     decoded: Array, sums: Array, joined: Positive, hiding: Hiding,
 ) -> Values:  # fmt: skip
     """The same for a shard, with parameters that the coordinator sends, and the gradient by these.
@@ -83,21 +84,13 @@ def shard_error(
     ``sums`` are those of whole columns over the ``joined`` rows of the batch.
     """
     data = encoded(table, view, encoding)
-    network = network_for(table, data.width, spec, theta)
+    network = spec.over(data.width, table.snapshot.scan.alias)
+    sent_model(table, spec, data.width, theta)
     check_counts(counts, places)
-    chosen, known = data.rows(places), sums_of(network, sums, joined)
+    chosen, known = data.rows(places), sums_of(sums, joined, data.width)
     table.count_embeddings(view, _width(decoded), places)
-    loss, gradients, gradient = network.error(theta, network.batched(chosen, counts, hiding), decoded, known)
+    loss, gradients, gradient = network.error(theta, network.rows(chosen, counts, hiding), decoded, known)
     return {"outputs": gradients.astype(table.wire, copy=False), "loss": loss, "gradient": gradient}
-
-
-@op("tabvfl.finetune", asked="TabVFL: after pretraining", releases=Release.COUNTS, returns={})
-def finetune(table: LocalTable, view: str, model: str, encoding: str) -> Values:
-    """Forget the optimiser's memory of pretraining."""
-    network, part = bottom_parameters(table, model, sealed(table, view, encoding).width)
-    part.remembered(Training)
-    part.memory = Training(Adam.over(network.flat.size))
-    return {}
 
 
 def _width(decoded: Array) -> int:
@@ -126,9 +119,6 @@ class Pretraining:
 
         with one_thread(need_torch()):
             run_batches(self.exchange, self, rows, rates, size, seed, ends)
-        self.model.lou.ask("tabvfl.finetune", self.model.alone, **self.model.at_party)
-        for part in self.model.shared.values():
-            part.memory = Adam.over(len(part.theta))
 
     def learn(self, batch: Batch, outputs: Mapping[str, Floats], lr: float) -> dict[str, Floats]:
         """The step of encoder and decoder for a batch; gradients by embeddings of distinct base rows."""
@@ -164,8 +154,8 @@ class Pretraining:
         hiding = Hiding(exchange.hide, exchange.seed, batch.number)
         for alias in self.parts:
             spec, places = self.model.spec_of(alias), batch.places[alias]
-            sizes = spec.categories if isinstance(spec, TabNet) else ()
-            mask = draw_mask(hiding, alias, len(places), self.model.width(alias) - sum(sizes), sizes).astype(bool)
+            assert isinstance(spec, TabNet), "no other network reconstructs"
+            mask = spec.mask(hiding, alias, len(places), self.model.width(alias)).astype(bool)
             if self.model.lou.client.outbox.when_lost.stand_in == "cache":
                 known = self._masks.setdefault(alias, np.zeros((self.model.rows(alias), mask.shape[1]), bool))
                 if alias in exchange.missed:

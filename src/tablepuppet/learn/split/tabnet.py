@@ -27,7 +27,7 @@ from torch import Tensor
 from torch.nn import Identity, Linear, Module, Parameter
 
 from tablepuppet.errors import LearnError
-from tablepuppet.learn.split.flat import NORM_MOMENTUM
+from tablepuppet.learn.split.bottoms import NORM_MOMENTUM
 
 NORM_FLOOR = 1e-5  # added to variances, as TabNet's first batch norm does
 FEWEST_HIDDEN = 1e-9  # of a row without hidden cells

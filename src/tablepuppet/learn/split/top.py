@@ -10,11 +10,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tablepuppet.arrays import Array, Floats
-from tablepuppet.learn.split.bottoms import linear_layers
-from tablepuppet.learn.split.flat import Adam, FlatModule, seeded
-from tablepuppet.learn.tables.layers import Dense, Passed
-from tablepuppet.learn.tables.network import need_torch
-from tablepuppet.learn.threads import one_thread
+from tablepuppet.learn.tables.dense import Dense, Matrix, Passed, linear_layers
+from tablepuppet.learn.tables.parameters import Adam
+from tablepuppet.learn.tables.torch_table import FlatModule
+from tablepuppet.learn.threads import need_torch, one_thread, seeded
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -138,7 +137,7 @@ class SideBySide(Top):
     Those of the tables in ``unit`` are divided by their length first.
     """
 
-    _of_batch = ("_passed", "_theta_gradient")
+    _of_batch = ("_passed", "_given", "_theta_gradient")
 
     def __init__(
         self, widths: Mapping[str, int], hidden: Sequence[int], constant: Array, seed: int, *, double: bool = False,
@@ -149,6 +148,7 @@ class SideBySide(Top):
         self._number = np.float64 if double else np.float32
         self._lengths: dict[str, Floats] = {}
         self._passed: Passed | None = None
+        self._given: Floats = np.zeros(0)
         self._theta_gradient: Array | None = None
         with one_thread(need_torch()):
             super().__init__(FlatModule(seeded(seed, "", self._module), double=double), widths, len(constant))
@@ -160,14 +160,15 @@ class SideBySide(Top):
 
     def forward(self, embeddings: Mapping[str, Floats]) -> Floats:
         """The scores of the joined rows of a batch."""
-        self._passed = self._dense.forward(self.theta.astype(self._number), self._beside(embeddings))
+        self._given = self._beside(embeddings)
+        self._passed = self._dense.forward(self.theta.astype(self._number), Matrix(self._given))
         return self._passed.outputs
 
     def backward(self, gradient: Floats, wanted: Collection[str]) -> dict[str, Floats]:
         """Gradients by embeddings; through the length l of x: by x = l u it is (g - (g . u) u) / l."""
         assert self._passed is not None, "forward comes first"
         self._theta_gradient, slopes = self._passed.backward(gradient.astype(self._number, copy=False))
-        weights, beside, start = self._passed.layers[0][0], self._passed.inputs[0], 0
+        (weights, _), beside, start = self._passed.layers[0], self._given, 0
         found: dict[str, Floats] = {}
         for alias, width in self.widths.items():
             here = slice(start, start := start + width)
@@ -185,7 +186,7 @@ class SideBySide(Top):
         return self._theta_gradient
 
     def _applied(self, embeddings: Mapping[str, Floats]) -> Floats:
-        return self._dense.forward(self.theta.astype(self._number), self._beside(embeddings)).outputs
+        return self._dense.forward(self.theta.astype(self._number), Matrix(self._beside(embeddings))).outputs
 
     def _beside(self, embeddings: Mapping[str, Floats]) -> Floats:
         """(rows, sum of widths)."""

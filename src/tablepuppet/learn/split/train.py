@@ -19,8 +19,7 @@ from tablepuppet.learn.solve.batches import run_batches
 from tablepuppet.learn.split.exchange import Exchange
 from tablepuppet.learn.split.model import Embeddings
 from tablepuppet.learn.split.top import Top
-from tablepuppet.learn.tables.network import need_torch
-from tablepuppet.learn.threads import one_thread
+from tablepuppet.learn.threads import need_torch, one_thread
 from tablepuppet.mapping.batches import Batch
 from tablepuppet.mapping.joined_rows import SCORES
 

@@ -5,20 +5,18 @@ Who holds which parameters is in holders.py; the party's ops are in ops.py.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any, cast
+from collections.abc import Collection, Mapping
+from typing import Any
 
 import numpy as np
 
 from tablepuppet.arrays import Array, Floats
 from tablepuppet.errors import PartyError
 from tablepuppet.learn.noise.plan import Noise
-from tablepuppet.learn.noise.predictions import calmed
-from tablepuppet.learn.specs import Spec
 from tablepuppet.learn.tables.holders import Holders
-from tablepuppet.learn.tables.model import TableModel
+from tablepuppet.learn.tables.model import Spec
 from tablepuppet.learn.tables.over_shards import ShardSums
-from tablepuppet.learn.tables.parameters import first_parameters
+from tablepuppet.learn.tables.saved import calm
 from tablepuppet.mapping.joined_rows import SCORES, Block, Column, JoinedRows
 from tablepuppet.operators.client import Client
 from tablepuppet.operators.loj import LearningOverJoin
@@ -41,22 +39,13 @@ class FederatedModel(Holders):
         self.mean = np.zeros(spec.outputs)  # mean prediction over training rows, absorbed by the intercept
         self.square = 0.0  # |theta|^2, as the last noisy steps left it
 
-    def begin(self, seed: int, *, zero: bool = False) -> None:
-        """Create the first parameters from the seed; with ``zero``, such that all predictions are zero."""
-        self.lou.ask("model.start", self.alone, spec=self.spec, seed=seed, zero=zero, **self.at_party)
-        self._shared = {
-            alias: first_parameters(
-                self.spec, seed, alias, len(self.encoding.numbers[alias]), self.width(alias), zero=zero
-            )
-            for alias in self.together
-        }
+    def begin(self, seed: int, *, zero: Collection[str] = ()) -> None:
+        """Create the first parameters from the seed; outputs of the tables in ``zero`` are zero at first."""
+        super().begin(seed, zero=zero)
         self.over = ShardSums(
-            self.lou, self.together, lambda alias: self.sent_shared()[alias], self._shape, self._gradient_bound,
-            parts=self._shared,
+            self.lou, self.together, lambda alias: self.sent_shared()[alias],
+            lambda alias: self.table_model(alias).shape, self._gradient_bound, parts=self._shared,
         )  # fmt: skip
-
-    def _shape(self, alias: str) -> tuple[int, ...]:
-        return self.spec.theta_shape(self.width(alias))
 
     @property
     def outputs(self) -> int:
@@ -66,10 +55,6 @@ class FederatedModel(Holders):
     def spec_of(self, alias: str) -> Spec:
         """The same for every table."""
         return self.spec
-
-    def table_model(self, alias: str) -> TableModel:
-        """The model of a table."""
-        return cast(TableModel, self.spec.over(self.width(alias)))
 
     def _gradient_bound(self, alias: str, rows: Floats) -> float:
         """A rough bound of a table's gradient, if ``rows`` are the gradients by its predictions."""
@@ -135,7 +120,7 @@ class FederatedModel(Holders):
         self._count_predictions()  # after parameters were fetched, which may be refused
         LearningOverJoin(rows).gather(read())
         if self.is_noisy:
-            rows.each(_calm, self.mean, self.noise_ratio)
+            rows.each(calm, self.mean, self.noise_ratio)
         if self.unit != 1.0:
             rows.each(_scale, self.unit)
 
@@ -167,10 +152,6 @@ class FederatedModel(Holders):
     def kept_bounds(self) -> dict[str, float]:
         """The clipping bound of noisy predictions, by table."""
         return {} if self.noise is None else dict.fromkeys(self.tables, self.noise.clip)
-
-
-def _calm(block: Block, mean: Array, noise: float) -> None:
-    block[SCORES][:] = calmed(block[SCORES], mean, noise)
 
 
 def _scale(block: Block, unit: float) -> None:

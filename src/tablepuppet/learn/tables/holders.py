@@ -7,18 +7,18 @@ saved.py.
 
 from __future__ import annotations
 
-from abc import abstractmethod
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any
 
 import numpy as np
 
 from tablepuppet.arrays import Array, Floats
 from tablepuppet.errors import PrivacyError
+from tablepuppet.learn.tables.model import TableModel
 from tablepuppet.learn.tables.ops import restore_parameters
 from tablepuppet.learn.tables.outputs import TableOutputs, parties_of
 from tablepuppet.learn.tables.over_shards import OverShards, RowGradients, Stepped, Updates
-from tablepuppet.learn.tables.parameters import TableParameters
+from tablepuppet.learn.tables.parameters import TableParameters, first_parameters
 from tablepuppet.mapping.table_mapping import ShardRows
 from tablepuppet.operators.client import Client, Pending, Replies
 from tablepuppet.operators.lou import Instead, LearningOverUnion
@@ -37,6 +37,7 @@ class Holders(TableOutputs):
         self.alone = [alias for alias in self._tables if self.lou.shards(alias) == 1]
         self.together = [alias for alias in self._tables if alias not in self.alone]
         self._shared: dict[str, TableParameters] = {}
+        self._models: dict[str, TableModel] = {}
         self.over: OverShards  # how tables with several shards take a step: set by the kind of model
         self._changes = client.outbox.changes
         self._last_outputs: dict[tuple[str, str, str], Floats] = {}  # by view, alias and party
@@ -46,9 +47,26 @@ class Holders(TableOutputs):
         """The name under which parties hold their parameters in the session."""
         return self._name
 
-    @abstractmethod
-    def table_model(self, alias: str) -> Any:
-        """The model of a table: it can rescale its parameters."""
+    def begin(self, seed: int, *, zero: Collection[str] = ()) -> None:
+        """Create the first parameters from the seed; outputs of the tables in ``zero`` are zero at first."""
+        arguments = {
+            alias: {"spec": self.spec_of(alias), **({"zero": True} if alias in zero else {})} for alias in self.alone
+        }
+        self.lou.ask("model.start", self.alone, by_alias=arguments, seed=seed, **self.at_party)
+        for alias in self.together:
+            numbers = len(self.encoding.numbers[alias])
+            self._shared[alias] = first_parameters(self.table_model(alias), seed, alias, numbers, zero=alias in zero)
+
+    def table_model(self, alias: str) -> TableModel:
+        """The model of a table."""
+        if alias not in self._models:
+            self._models[alias] = self.spec_of(alias).over(self.width(alias), alias)
+        return self._models[alias]
+
+    @property
+    def unit_of_outputs(self) -> float:
+        """What outputs of tables are multiplied by in results."""
+        return self.unit
 
     @property
     def are_noisy(self) -> bool:
@@ -209,7 +227,7 @@ class Holders(TableOutputs):
     def parameters(self, aliases: Iterable[str] | None = None) -> dict[str, Array]:
         """Parameters by table, of all tables or some, in the label's own units."""
         found = self._thetas(self.tables if aliases is None else aliases)
-        return {alias: self.table_model(alias).rescaled(theta, self.unit) for alias, theta in found.items()}
+        return {alias: self.table_model(alias).rescaled(theta, self.unit_of_outputs) for alias, theta in found.items()}
 
     @property
     def keepers(self) -> list[str]:
@@ -227,7 +245,13 @@ class Holders(TableOutputs):
         client, keepers = self.lou.client, self.keepers
         asked = [alias for alias in self.alone if parties_of(client, alias)[0] in keepers]
         stored = self.lou.ask(
-            "parts.store", asked, model=self.name, saved=saved, part=part, unit=self.unit, encoding=self.encoding.id
+            "parts.store",
+            asked,
+            model=self.name,
+            saved=saved,
+            part=part,
+            unit=self.unit_of_outputs,
+            encoding=self.encoding.id,
         )
         replies = stored.read()
         answers = {alias: KeepingParty(parties_of(client, alias)[0], replies[alias][0]["kept"]) for alias in asked}

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from tablepuppet.arrays import Array
-from tablepuppet.learn.specs import Spec
+from tablepuppet.arrays import Array, Floats
+from tablepuppet.learn.tables.model import BatchSums, Forward, Spec, TableModel
 from tablepuppet.party.allowance import check_memory
 from tablepuppet.party.arguments import Some
 from tablepuppet.prep.encode.encoded_table import EncodedTable
@@ -23,9 +23,9 @@ class Linear(Spec, frozen=True, tag_field="kind", tag="linear"):
         """The shape of the parameters of a table with ``width`` encoded columns."""
         return (width,) if self.outputs == 1 else (width, self.outputs)
 
-    def over(self, width: int) -> LinearTable:
+    def over(self, width: int, alias: str = "") -> LinearTable:
         """The model of a table with ``width`` encoded columns."""
-        return LinearTable(width, self.outputs)
+        return LinearTable(width, self)
 
 
 @dataclass(frozen=True)
@@ -44,33 +44,37 @@ class LinearRows:
 
 
 @dataclass(frozen=True)
-class LinearTable:
+class LinearTable(TableModel):
     """A linear model from the encoded columns of a table to scores."""
 
     columns: int
-    outputs: int
+    spec: Linear
 
     by_row = LinearRows()
 
     @property
-    def spec(self) -> Linear:
-        """A linear model."""
-        return Linear(self.outputs)
+    def shape(self) -> tuple[int, ...]:
+        """(width,), or (width, outputs)."""
+        return self.spec.theta_shape(self.columns)
 
     def start(self, seed: int, alias: str, numbers: int) -> Array:
         """Zeros."""
-        check_memory(2 * 8 * self.columns * self.outputs)  # with a direction
-        return np.zeros(self.spec.theta_shape(self.columns))
+        check_memory(2 * 8 * self.size)  # with a direction
+        return np.zeros(self.shape)
 
     def rescaled(self, theta: Array, unit: float) -> Array:
         """unit theta."""
         return theta * unit
 
+    def forward(self, theta: Array, rows: EncodedTable, sums: BatchSums | None = None) -> Forward:
+        """T theta, and T^T Y."""
+        return Forward(rows.times(theta), rows, rows.transposed_times)
+
     def predict(self, theta: Array, table: EncodedTable) -> Array:
         """T theta."""
         return table.times(theta)
 
-    def gradient(self, theta: Array, table: EncodedTable, row_gradients: Array) -> Array:
+    def gradient(self, theta: Array, table: EncodedTable, row_gradients: Floats) -> Array:
         """T^T Y."""
         return table.transposed_times(row_gradients)
 

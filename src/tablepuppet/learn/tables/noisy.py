@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Iterator
 import numpy as np
 from numpy.typing import NDArray
 
-from tablepuppet.arrays import Array
+from tablepuppet.arrays import Array, Floats
 from tablepuppet.learn.tables.model import RowModel
 from tablepuppet.learn.tables.parameters import TableParameters
 from tablepuppet.party.allowance import check_time
@@ -26,7 +26,7 @@ from tablepuppet.privacy.clip import blocks, clipped, zeroed
 
 
 def noisy_gradient(
-    table: LocalTable, data: SealedTable, model: RowModel, theta: Array, rows: Array, noise: SumNoise
+    table: LocalTable, data: SealedTable, model: RowModel, theta: Array, rows: Floats, noise: SumNoise
 ) -> Array:
     """g of one shard."""
     check_length("values", rows, data.rows)

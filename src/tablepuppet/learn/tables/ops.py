@@ -1,7 +1,8 @@
 """The ops of any table's model, with or without noise; ops that only one solver needs are in that solver's file.
 
 ``model.predict`` uses parameters that the party holds. ``model.apply`` and ``model.gradient`` use parameters that the
-coordinator sends, since it holds those of a table with several shards.
+coordinator sends, since it holds those of a table with several shards. Outputs that are embeddings have ops of their
+own (learn/split/ops.py), as they are another release; all else is the same for them.
 """
 
 from __future__ import annotations
@@ -10,17 +11,18 @@ import numpy as np
 
 from tablepuppet.arrays import Array, Places
 from tablepuppet.errors import PartyError
-from tablepuppet.learn.specs import Spec
+from tablepuppet.learn.tables.model import BatchSums, Bottom, Hiding, Spec, TableModel, TableSpec
+from tablepuppet.learn.tables.narrow import Bits, widened
 from tablepuppet.learn.tables.noisy import noisy_gradient
 from tablepuppet.learn.tables.parameters import (
     TableParameters,
     first_parameters,
     held_parameters,
     hold_parameters,
-    parameters_for_predictions,
+    parameters_of,
 )
 from tablepuppet.learn.tables.steps import released
-from tablepuppet.party.arguments import PredictionNoise, Seed, SumNoise
+from tablepuppet.party.arguments import Bound, Positive, PredictionNoise, Seed, SumNoise
 from tablepuppet.party.local_table import LocalTable
 from tablepuppet.party.ops import Values, op
 from tablepuppet.party.release import Release
@@ -30,12 +32,13 @@ from tablepuppet.prep.encode.encode import encoded, encoded_for_noise, sealed
 
 @op("model.start", asked="networks, noisy steps", releases=Release.COUNTS, returns={})
 def start(
-    table: LocalTable, view: str, encoding: str, model: str, spec: Spec, seed: Seed, zero: bool = False
+    table: LocalTable, view: str, encoding: str, model: str, spec: TableSpec, seed: Seed, zero: bool = False
 ) -> Values:
-    """Begin a model at a table with one shard; with ``zero``, all predictions are zero."""
+    """Begin a model at a table with one shard; with ``zero``, all outputs are zero."""
     data = sealed(table, view, encoding)
     alias, numbers = table.snapshot.scan.alias, data.empty.dense.shape[1]
-    hold_parameters(table, model, first_parameters(spec, seed, alias, numbers, data.width, zero=zero))
+    network = spec.over(data.width, alias)
+    hold_parameters(table, model, first_parameters(network, seed, alias, numbers, zero=zero))
     return {}
 
 
@@ -54,7 +57,7 @@ def predict(
     If ``exact``, they are not rounded to the precision of the wire.
     """
     data = sealed(table, view, encoding)
-    part, bound = parameters_for_predictions(table, model, data.width), None
+    part, bound = parameters_of(table, model, width=data.width), None
     if noise is not None:
         table.check_noisy()
         data = encoded_for_noise(table, view, encoding)
@@ -79,10 +82,9 @@ def apply(
     ``exact``.
     """
     data = sealed(table, view, encoding)
-    model, bound = spec.over(data.width), None
-    _check_shape(theta, spec.theta_shape(data.width))
-    if centre is not None:
-        _check_shape(centre, (spec.outputs,))
+    model, bound = sent_model(table, spec, data.width, theta), None
+    if centre is not None and centre.shape != (spec.outputs,):
+        raise PartyError(f"a centre of shape {centre.shape} does not fit: {(spec.outputs,)} is needed")
     if noise is not None:
         if places is not None or centre is not None or noise.bound is None:
             raise PartyError("predictions with noise are those of all rows, have a bound, and are not centred")
@@ -100,26 +102,50 @@ def apply(
     returns={"sums": THETA},
 )
 def gradient(
-    table: LocalTable, view: str, encoding: str, spec: Spec, rows: Array, theta: Array | None = None,
-    places: Places | None = None, noise: SumNoise | None = None,
+    table: LocalTable, view: str, encoding: str, spec: TableSpec, rows: Array | Bits, theta: Array | None = None,
+    places: Places | None = None, noise: SumNoise | None = None, unit: Bound = 1.0, hiding: Hiding | None = None,
+    sums: Array | None = None, joined: Positive = 1,
 ) -> Values:  # fmt: skip
-    """A shard's summand of its table's gradient (Eq. 18); a linear model needs no parameters for it."""
+    """A shard's summand of its table's gradient (Eq. 18); a linear model needs no parameters for it.
+
+    ``rows``, the gradient by outputs, are in units of ``unit``. Of models that see a batch as a whole, ``hiding`` says
+    which cells are hidden, and ``sums`` are those of its columns over the ``joined`` rows of all shards.
+    """
     width = sealed(table, view, encoding).width
-    model, shape = spec.over(width), spec.theta_shape(width)
-    theta = np.zeros(shape) if theta is None else theta
-    _check_shape(theta, shape)
-    if noise is None:
-        data = encoded(table, view, encoding)
-        data = data if places is None else data.rows(places)
-        return {"sums": model.gradient(theta, data, rows.astype(np.float64))}
-    if places is not None:
-        raise PartyError("a gradient with noise is that of all rows")
-    return {"sums": noisy_gradient(table, encoded_for_noise(table, view, encoding), model.by_row, theta, rows, noise)}
+    model = sent_model(table, spec, width, theta)
+    theta = np.zeros(model.shape) if theta is None else theta
+    given = widened(rows)
+    given = given[:, None] if isinstance(spec, Bottom) and given.ndim == 1 else given
+    if noise is not None:
+        if places is not None:
+            raise PartyError("a gradient with noise is that of all rows")
+        hidden = encoded_for_noise(table, view, encoding)
+        return {"sums": noisy_gradient(table, hidden, model.by_row, theta, given, noise)}
+    known = sums_of(sums, joined, width)
+    data, given = encoded(table, view, encoding), given * unit
+    if places is None:
+        return {"sums": model.gradient(theta, data, given)}
+    batch = data.rows(places)
+    if not len(places):
+        return {"sums": np.zeros(model.shape)}
+    return {"sums": model.forward(theta, model.rows(batch, None, hiding), known).backward(given)}
 
 
-def _check_shape(theta: Array, shape: tuple[int, ...]) -> None:
-    if theta.shape != shape:
-        raise PartyError(f"parameters of shape {theta.shape} do not fit: {shape} is needed")
+def sent_model(table: LocalTable, spec: TableSpec, width: int, theta: Array | None) -> TableModel:
+    """The model of parameters that the coordinator sends; PartyError if they do not fit."""
+    model = spec.over(width, table.snapshot.scan.alias)
+    if theta is not None and theta.shape != model.shape:
+        raise PartyError(f"parameters of shape {theta.shape} do not fit: {model.shape} is needed")
+    return model
+
+
+def sums_of(sums: Array | None, joined: int, width: int) -> BatchSums | None:
+    """Sums that a caller has sent; PartyError if they do not fit a table with so many encoded columns."""
+    if sums is None:
+        return None
+    if sums.shape != (2, width):
+        raise PartyError(f"sums of shape {sums.shape} do not fit {(2, width)}")
+    return BatchSums(joined, sums)
 
 
 @op(

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any, ClassVar
 
 from tablepuppet.arrays import Array, Floats
-from tablepuppet.learn.specs import TableSpec
+from tablepuppet.learn.tables.model import TableSpec
 from tablepuppet.mapping.joined_rows import SCORES, JoinedRows
 from tablepuppet.operators.client import Client, Pending, Replies
 from tablepuppet.operators.lou import Instead, LearningOverUnion

@@ -15,8 +15,7 @@ import numpy as np
 
 from tablepuppet.arrays import Array
 from tablepuppet.errors import PartyError
-from tablepuppet.learn.specs import Spec
-from tablepuppet.learn.tables.model import TableModel
+from tablepuppet.learn.tables.model import Bottom, Spec, TableModel, TableSpec
 from tablepuppet.party.local_table import LocalTable
 
 Memory = TypeVar("Memory")
@@ -29,6 +28,38 @@ class KnowsSize(Protocol):
     def bound(self, theta: Array) -> float:
         """The clipping bound of noisy predictions."""
         ...
+
+
+@dataclass
+class Adam:
+    """The memory of Adam: running means of gradients and of their squares."""
+
+    mean: Array
+    square: Array
+    steps: int = 0
+    first: float = 0.9
+    second: float = 0.999
+    floor: float = 1e-8
+
+    @classmethod
+    def over(cls, size: int) -> Adam:
+        """The memory before the first step."""
+        return cls(np.zeros(size), np.zeros(size))
+
+    def stepped(self, theta: Array, gradient: Array, lr: float, l2: float, trained: int) -> Array:
+        """The parameters after a step; ``l2`` times them is added to the gradient of the ``trained`` ones.
+
+        Buffers, behind them, have no gradient and stay.
+        """
+        self.steps += 1
+        penalised = gradient[:trained] + l2 * theta[:trained]
+        self.mean[:trained] += (1 - self.first) * (penalised - self.mean[:trained])
+        self.square[:trained] += (1 - self.second) * (penalised**2 - self.square[:trained])
+        rate = lr * np.sqrt(1 - self.second**self.steps) / (1 - self.first**self.steps)
+        floor = self.floor * np.sqrt(1 - self.second**self.steps)
+        moved = theta.copy()
+        moved[:trained] -= rate * self.mean[:trained] / (np.sqrt(self.square[:trained]) + floor)
+        return moved
 
 
 @dataclass
@@ -65,14 +96,11 @@ class TableParameters:
         return self.memory
 
 
-def first_parameters(
-    spec: Spec, seed: int, alias: str, numbers: int, width: int, *, zero: bool = False
-) -> TableParameters:
-    """The first parameters of a table; with ``zero``, predictions are zero, so the start reveals nothing.
+def first_parameters(model: TableModel, seed: int, alias: str, numbers: int, *, zero: bool = False) -> TableParameters:
+    """The first parameters of a table; with ``zero``, outputs are zero, so the start reveals nothing.
 
     They do not depend on the rows.
     """
-    model = spec.over(width)
     theta = model.start(seed, alias, numbers)
     return TableParameters(model, model.rescaled(theta, 0.0) if zero else theta)
 
@@ -86,17 +114,6 @@ def hold_parameters(table: LocalTable, model: str, part: TableParameters) -> Non
 def _check_alone(table: LocalTable) -> None:
     if table.must_mask:
         raise table.secure.refusal("what is learned from its rows leaves only within a sum over three or more shards")
-
-
-def parameters_of(table: LocalTable, model: str) -> TableParameters:
-    """The parameters of a model whose outputs are scores; PartyError if there are none.
-
-    Outputs of others are embeddings, of which more is demanded before they are released (learn/split/ops.py).
-    """
-    part = held_parameters(table, model)
-    if not isinstance(part.model.spec, Spec):
-        raise PartyError(f"party {table.grant.party!r}: this model has embeddings, not scores")
-    return part
 
 
 def held_parameters(table: LocalTable, model: str) -> TableParameters:
@@ -116,9 +133,30 @@ def held_parameters(table: LocalTable, model: str) -> TableParameters:
     return part
 
 
-def noisy_parameters(table: LocalTable, model: str) -> TableParameters:
+def parameters_of(
+    table: LocalTable, model: str, family: type[TableSpec] = Spec, width: int | None = None
+) -> TableParameters:
+    """The parameters of a model whose outputs are scores, or embeddings (`Bottom`), of which more is demanded.
+
+    With ``width``, that of the table's encoded columns, those that the party has stored serve too, if the model was
+    loaded. PartyError if there are none.
+    """
+    alias = table.snapshot.scan.alias
+    is_kept = width is not None and f"{model}/{alias}" not in table.models
+    if is_kept and (kept := table.shelf.get(model, alias)) is not None:
+        spec = kept.spec_of(family)
+        part = None if spec is None or width is None else TableParameters(spec.over(width, alias), kept.theta)
+    else:
+        part = held_parameters(table, model)
+    if part is None or not isinstance(part.model.spec, family):
+        has, needed = ("scores", "embeddings") if family is Bottom else ("embeddings", "scores")
+        raise PartyError(f"party {table.grant.party!r}: this model has {has}, not {needed}")
+    return part
+
+
+def noisy_parameters(table: LocalTable, model: str, family: type[TableSpec] = Spec) -> TableParameters:
     """The same for noisy releases: PrivacyError unless the parameters come from noisy values only."""
-    part = parameters_of(table, model)
+    part = parameters_of(table, model, family)
     table.check_noisy()
     return part
 
@@ -134,14 +172,3 @@ def unchanged_if_refused(part: TableParameters) -> Iterator[None]:
         for each, values in zip(held, before, strict=True):
             vars(each).update(values)
         raise
-
-
-def parameters_for_predictions(table: LocalTable, model: str, width: int) -> TableParameters:
-    """The party's parameters of a model, from its stored parts if the model was loaded."""
-    alias = table.snapshot.scan.alias
-    if f"{model}/{alias}" not in table.models and (kept := table.shelf.get(model, alias)):
-        spec = kept.spec_of(Spec)
-        if spec is None:
-            raise PartyError(f"party {table.grant.party!r}: this model has embeddings, not scores")
-        return TableParameters(spec.over(width), kept.theta)
-    return parameters_of(table, model)

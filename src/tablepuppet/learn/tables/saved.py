@@ -5,49 +5,76 @@ The op ``parts.store`` writes them into the party's ``state_dir``; for what beco
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import msgspec
 import numpy as np
 
-from tablepuppet.arrays import Array
+from tablepuppet.arrays import Array, Floats
 from tablepuppet.errors import PrivacyError
 from tablepuppet.learn.noise.plan import Noise
 from tablepuppet.learn.noise.predictions import calmed
-from tablepuppet.learn.specs import Spec
-from tablepuppet.learn.tables.outputs import parties_of
+from tablepuppet.learn.tables.model import Spec
+from tablepuppet.learn.tables.outputs import TableOutputs
 from tablepuppet.learn.tables.parameters import held_parameters
-from tablepuppet.mapping.joined_rows import SCORES
+from tablepuppet.mapping.joined_rows import SCORES, Block, JoinedRows
 from tablepuppet.operators.client import Client
 from tablepuppet.operators.loj import LearningOverJoin
-from tablepuppet.operators.lou import LearningOverUnion
+from tablepuppet.operators.lou import Instead
 from tablepuppet.party.arguments import Name, PredictionNoise
 from tablepuppet.party.kept import KeptCategories, KeptPart
 from tablepuppet.party.local_table import LocalTable
 from tablepuppet.party.ops import Values, op
 from tablepuppet.party.release import Release
 from tablepuppet.prep.encode.encode import EncodedShard, Encoding
-from tablepuppet.store.parts import ASKED, FINGERPRINT, KeptNoise, Stored
+from tablepuppet.store.parts import ASKED, FINGERPRINT, Stored
 from tablepuppet.wire.engine import Engine
 
 
-class SavedParameters(ABC):
-    """Parameters loaded from a folder, whatever the model computes: the coordinator holds some, parties others."""
+class Saved(TableOutputs):
+    """A model that was loaded, for predictions only: the coordinator holds some parameters, parties others.
+
+    ``noise`` are the arguments for noise on a table's outputs, as in the run that fitted the model.
+    """
 
     def __init__(self, encoding: Encoding, stored: Stored, engine: Engine, wire: str):
         self.encoding, self.stored, self.engine, self.wire = encoding, stored, engine, wire
+        self.noise: Mapping[str, dict[str, Any]] = {}
+        self.spent: Noise | None = None  # where outputs with noise are counted
 
-    @abstractmethod
-    def _shape(self, alias: str) -> tuple[int, ...]:
-        """The shape of a table's parameters."""
+    @property
+    def name(self) -> str:
+        """The name under which parties have stored their parameters."""
+        return self.stored.part
+
+    @property
+    def tables(self) -> list[str]:
+        """Tables that have parameters."""
+        return [*self.stored.thetas, *self.stored.kept]
+
+    def home_of(self, alias: str) -> list[str]:
+        """The party that has stored the parameters of a table."""
+        return [self.stored.kept[alias].party] if alias in self.stored.kept else []
+
+    def noise_of(self, alias: str, theta: Array | None = None) -> dict[str, Any]:
+        """The arguments for noise on a table's outputs."""
+        return self.noise.get(alias, {})
+
+    def ask_outputs(
+        self, client: Client, aliases: Iterable[str], instead: Instead | None = None
+    ) -> Callable[[], dict[str, Floats]]:
+        """Ask for outputs, and count those with noise."""
+        read = super().ask_outputs(client, aliases, instead)
+        if self.noise and self.spent is not None:
+            self.spent.images += 1
+        return read
 
     def parameters(self) -> dict[str, Array]:
         """Parameters by table; parties are asked for those that they store."""
         return dict(self.stored.thetas) | self.stored.fetched(self.engine, self._shape, self.stored.kept)
 
-    def to_send(self, aliases: Iterable[str]) -> dict[str, Array]:
+    def _thetas(self, aliases: Iterable[str]) -> dict[str, Array]:
         """The parameters of tables whose shards in a relation are not those that store them."""
         listed = list(aliases)
         kept = [alias for alias in listed if alias not in self.stored.thetas]
@@ -60,6 +87,9 @@ class SavedParameters(ABC):
                 rule=error.rule,
             ) from error
         return {alias: thetas[alias] for alias in listed}
+
+    def _shape(self, alias: str) -> tuple[int, ...]:
+        return self.spec_of(alias).over(len(self.encoding.names(alias)), alias).shape
 
     @property
     def keepers(self) -> list[str]:
@@ -76,47 +106,36 @@ class SavedParameters(ABC):
         return self.stored
 
 
-class SavedModel(SavedParameters):
-    """A sum over tables that was loaded, for predictions only."""
+class SavedModel(Saved):
+    """A sum over tables that was loaded."""
+
+    held_op, sent_op = "model.predict", "model.apply"
 
     def __init__(self, spec: Spec, encoding: Encoding, stored: Stored, engine: Engine, wire: str):
         super().__init__(encoding, stored, engine, wire)
         self.spec = spec
-        self.spent: Noise | None = None  # where predictions with noise are counted
+        if (kept := stored.noise) is not None:
+            self.noise = {a: {"noise": PredictionNoise(kept.multiplier, bound)} for a, bound in kept.bounds.items()}
 
-    def scores(self, client: Client) -> Array:
-        """The sum over tables for the rows of a relation, without the intercept."""
-        known = [*self.stored.thetas, *self.stored.kept]
-        client.models |= {(self.stored.part, alias): (self.encoding.id, self.spec) for alias in known}
-        lou = LearningOverUnion(client, self.wire)
-        present = {alias for alias in known if client.shards(alias)}
-        at_home = [a for a, kept in self.stored.kept.items() if parties_of(client, a) == [kept.party]]
-        sent = self.to_send(alias for alias in known if alias in present and alias not in at_home)
-        noise = self.stored.noise
-        if noise is not None:
-            assert self.spent is not None, "it comes with the noise"
-            self.spent.images += 1
-        kept = lou.ask(
-            "model.predict", at_home, by_alias={a: _with_noise(noise, a) for a in at_home}, encoding=self.encoding.id,
-            model=self.stored.part,
-        )  # fmt: skip
-        given = {alias: {"theta": theta, **_with_noise(noise, alias)} for alias, theta in sent.items()}
-        applied = lou.ask("model.apply", given, by_alias=given, encoding=self.encoding.id, spec=self.spec)
-        replies, at_homes = applied.read(), kept.read()
-        found = {alias: lou.concatenate(replies[alias], "outputs") for alias in sent}
-        found |= {alias: lou.concatenate(at_homes[alias], "outputs") for alias in at_home}
-        rows = client.rows.of_scores(self.spec.outputs)
-        LearningOverJoin(rows).gather(found)
-        scores = rows.hand_over(SCORES)
-        return scores if noise is None else calmed(scores, np.array(noise.mean), noise.square)
+    def spec_of(self, alias: str) -> Spec:
+        """The same for every table."""
+        return self.spec
 
-    def _shape(self, alias: str) -> tuple[int, ...]:
-        return self.spec.theta_shape(len(self.encoding.names(alias)))
+    @property
+    def outputs(self) -> int:
+        """Scores per joined row."""
+        return self.spec.outputs
+
+    def score(self, client: Client, rows: JoinedRows, *, learning: bool = False) -> None:
+        """Write the sum over tables for the rows of a relation; noisy ones are shrunk by their share of noise."""
+        LearningOverJoin(rows).gather(self.ask_outputs(client, self.tables)())
+        if (noise := self.stored.noise) is not None:
+            rows.each(calm, np.array(noise.mean), noise.square)
 
 
-def _with_noise(noise: KeptNoise | None, alias: str) -> dict[str, Any]:
-    """Predictions get noise as in the run that fitted the model."""
-    return {} if noise is None else {"noise": PredictionNoise(noise.multiplier, noise.bounds[alias])}
+def calm(block: Block, mean: Array, noise: float) -> None:
+    """Shrink noisy scores of a block by their share of noise."""
+    block[SCORES][:] = calmed(block[SCORES], mean, noise)
 
 
 @op("parts.store", asked=ASKED, releases=Release.COUNTS, returns={"kept": FINGERPRINT})

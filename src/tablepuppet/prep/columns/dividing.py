@@ -88,7 +88,7 @@ def _key_codes(client: Client, alias: str, label: str) -> NDArray[np.int64]:
 
     def check(party: str, reply: Any) -> None:
         scan, asked = scans[party], Asked(rows=client.rows_read[party, alias])
-        returns = keys_returned(len(scan.keys), len(scan.filters), reply)
+        returns = keys_returned(scan, reply)
         check_reply(party, f"table {scan.table!r}", "keys.blind", returns, reply, asked)
 
     step = Step("keys.blind", alias)

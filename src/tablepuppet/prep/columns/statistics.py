@@ -178,9 +178,9 @@ def category_statistics(
     check_family(table, column, family)
     found, rows = factorise(table.column(column, view)), table.view(view)
     codes, size = found.codes, len(found.distinct)
-    listed = np.bincount(codes if rows.is_each_once else codes[rows.firsts], minlength=size + 1)
+    listed = np.bincount(codes if rows.are_all_first else codes[rows.firsts], minlength=size + 1)
     kept = table.grant.is_group(listed[:-1])
-    is_plain = rows.is_each_once and rows.is_each_joined_once
+    is_plain = rows.are_all_first and rows.is_each_joined_once
     weights = (listed if is_plain else np.bincount(codes, rows.counts, minlength=size + 1)).astype(np.float64)
     missing, weights = float(weights[-1] + weights[:-1][~kept].sum()), np.where(kept, weights[:-1], 0.0)
     distinct = int(np.count_nonzero(kept))

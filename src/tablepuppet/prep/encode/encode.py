@@ -16,7 +16,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from tablepuppet.arrays import Mask
 from tablepuppet.errors import LearnError, PartyError
 from tablepuppet.mapping.table_mapping import ShardRows
 from tablepuppet.operators.client import Client
@@ -374,15 +373,11 @@ def _rows_of(
     table, view, private = frame.table, frame.view, frame.private
     run(steps, frame)
     rows = len(table.view(view).row_ids)
-    dense, apart = np.empty((rows, len(shapes.numbers))), list[Mask | None]()
-    hides_pairs = frame.learned and table.grant.rules.min_group > 1 and not table.grant.rules.matrix
-    names = shapes.numbers
+    dense, names = np.empty((rows, len(shapes.numbers))), shapes.numbers
     for part in pieces(len(names), max(rows, 1), BLOCK):
         block = np.empty((part.stop - part.start, rows))  # rows of ``dense`` are written a few columns at a time
         for line, name, mean, scale in zip(block, names[part], means[part], scales[part], strict=True):
             column = frame.number(name)
-            if hides_pairs:
-                apart.append(frame.apart(name))
             values, present = column.values, column.present
             if private:
                 present = present & np.isfinite(values)
@@ -399,7 +394,7 @@ def _rows_of(
         nulls = table.null_rows(named, view)
         dense[nulls] = 0.0
         coded = [np.where(nulls, np.int32(-1), codes) for codes in coded]
-    return EncodedTable(dense, tuple(coded), empty.sizes, empty.known, tuple(apart))
+    return EncodedTable(dense, tuple(coded), empty.sizes, empty.known)
 
 
 def encoded(table: LocalTable, view: str, encoding: str) -> EncodedTable:
