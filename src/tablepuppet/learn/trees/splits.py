@@ -21,7 +21,7 @@ from msgspec import Meta
 from numpy.typing import NDArray
 
 from tablepuppet.arrays import Array, Mask
-from tablepuppet.learn.specs import TableSpec
+from tablepuppet.learn.tables.model import TableSpec
 from tablepuppet.party.arguments import LARGEST, NotNegative
 
 GRADIENT, HESSIAN, COUNT, ROWS = range(4)
