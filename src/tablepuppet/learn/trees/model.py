@@ -16,7 +16,7 @@ from tablepuppet.arrays import Array, Floats
 from tablepuppet.learn.tables.holders import Holders
 from tablepuppet.learn.tables.outputs import TableOutputs
 from tablepuppet.learn.tables.parameters import TableParameters
-from tablepuppet.learn.tables.saved import SavedParameters
+from tablepuppet.learn.tables.saved import Saved
 from tablepuppet.learn.trees.cells import binned_over_shards, padded, read_cells
 from tablepuppet.learn.trees.splits import HEAD, Binned, Splits, SplitTable
 from tablepuppet.learn.trees.tree import Bits, Forest, Tree, add_scores
@@ -123,7 +123,7 @@ class TreeModel(Holders, TreeOutputs):
         for alias in self.together:
             spec = Splits(0, self.words[alias])
             empty = np.zeros((0, HEAD + self.words[alias]))
-            self._shared[alias] = TableParameters(SplitTable(spec), empty)  # type: ignore[arg-type]
+            self._shared[alias] = TableParameters(SplitTable(spec), empty)
         self._kept = 0
         self._validated: tuple[JoinedRows, int] | None = None
 
@@ -137,7 +137,7 @@ class TreeModel(Holders, TreeOutputs):
         for alias, theta in splits.items():
             part = self._shared[alias]
             part.theta = np.concatenate([part.theta, theta])
-            part.model = SplitTable(Splits(len(part.theta), self.words[alias]))  # type: ignore[assignment]
+            part.model = SplitTable(Splits(len(part.theta), self.words[alias]))
 
     def bits_of(self, thetas: Mapping[str, Array]) -> dict[str, NDArray[np.uint8]]:
         """The bits of the rows to learn from, by splits of tables with several shards: a trip."""
@@ -193,35 +193,15 @@ class TreeModel(Holders, TreeOutputs):
         return super()._thetas(listed)
 
 
-class SavedTrees(SavedParameters, TreeOutputs):
+class SavedTrees(Saved, TreeOutputs):
     """Trees that were loaded."""
 
     def __init__(
         self, forest: list[list[Tree]], aliases: Sequence[str], words: Mapping[str, int], outputs: int,
         encoding: Encoding, stored: Stored, engine: Engine, wire: str,
     ):  # fmt: skip
-        SavedParameters.__init__(self, encoding, stored, engine, wire)
+        Saved.__init__(self, encoding, stored, engine, wire)
         self.forest, self.aliases, self.words, self._outputs = forest, aliases, words, outputs
-
-    @property
-    def name(self) -> str:
-        """The name under which parties have stored their splits."""
-        return self.stored.part
-
-    @property
-    def tables(self) -> list[str]:
-        """Tables that have splits."""
-        return [*self.stored.thetas, *self.stored.kept]
-
-    def home_of(self, alias: str) -> list[str]:
-        """The party that has stored the splits of a table."""
-        return [self.stored.kept[alias].party] if alias in self.stored.kept else []
-
-    def _thetas(self, aliases: Iterable[str]) -> dict[str, Array]:
-        return self.to_send(aliases)
-
-    def _shape(self, alias: str) -> tuple[int, ...]:
-        return Splits(self.splits_of(alias), self.words[alias]).theta_shape(0)
 
 
 def packed(forest: Forest) -> dict[str, NDArray[Any]]:

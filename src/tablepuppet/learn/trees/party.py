@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from tablepuppet.arrays import Array
 from tablepuppet.errors import PartyError
-from tablepuppet.learn.tables.parameters import TableParameters, held_parameters, hold_parameters
+from tablepuppet.learn.tables.parameters import TableParameters, hold_parameters, parameters_of
 from tablepuppet.learn.trees.cells import BinnedRows, bins_of, cells_of
 from tablepuppet.learn.trees.splits import (
     COUNT,
@@ -130,7 +130,7 @@ def start(table: LocalTable, view: str, encoding: str, model: str) -> Values:
     """Begin a model of trees at a table with one shard, without a split."""
     words = bins_of(table, view, encoding).binned.words
     spec = Splits(0, words)
-    hold_parameters(table, model, TableParameters(SplitTable(spec), np.zeros((0, HEAD + words)), Growing()))  # type: ignore[arg-type]
+    hold_parameters(table, model, TableParameters(SplitTable(spec), np.zeros((0, HEAD + words)), Growing()))
     return {}
 
 
@@ -158,7 +158,7 @@ def split(
     data = bins_of(table, view, encoding)
     asked = Asked(table.grant.party, built, parents, siblings, sizes, rows, places, counts)
     asked.check(data.bins)
-    part = _growing(table, model)
+    part = parameters_of(table, model, TreeSpec)
     growing, min_group = part.remembered(Growing), table.grant.rules.min_group
     nodes = len(built) + int(np.count_nonzero(siblings >= 0))
     if evaluated != nodes or not _fit(data.binned.columns, nodes, allowed, signs, ranges):
@@ -204,13 +204,6 @@ def _no_split(nodes: int, bytes: int) -> Values:
     return {"gains": np.zeros(nodes), "columns": columns, "left": np.zeros(bytes, np.uint8)}
 
 
-def _growing(table: LocalTable, model: str) -> TableParameters:
-    part = held_parameters(table, model)
-    if not isinstance(part.model.spec, TreeSpec):
-        raise PartyError(f"party {table.grant.party!r}: this model has no trees")
-    return part
-
-
 def _best(sums: Array, data: BinnedRows, rule: SplitRule, min_group: int, limits: Limits) -> Split:
     check_time()
     nothing = Split(0.0, -1, np.zeros(data.binned.missing + 1, bool))
@@ -240,7 +233,7 @@ def _limits(node: int, allowed: NDArray[np.uint8] | None, signs: Whole | None, r
 @op("trees.keep", asked="trees", releases=Release.COUNTS, returns={})
 def keep(table: LocalTable, view: str, encoding: str, model: str, nodes: Whole) -> Values:
     """Add the splits of some nodes to the model, in this order, and forget all nodes: their trees are done."""
-    data, part = bins_of(table, view, encoding), _growing(table, model)
+    data, part = bins_of(table, view, encoding), parameters_of(table, model, TreeSpec)
     growing = part.remembered(Growing)
     listed: list[int] = nodes.ravel().tolist()
     if nodes.ndim != 1 or len(listed) > MOST_NODES or any(node not in growing.splits for node in listed):
@@ -249,7 +242,7 @@ def keep(table: LocalTable, view: str, encoding: str, model: str, nodes: Whole) 
     if any(each.column < 0 for each in splits):
         raise PartyError(f"party {table.grant.party!r}: these nodes of trees have no split here")
     part.theta = np.concatenate([part.theta, stored(splits, data.binned)])
-    part.model = SplitTable(Splits(len(part.theta), data.binned.words))  # type: ignore[assignment]
+    part.model = SplitTable(Splits(len(part.theta), data.binned.words))
     part.memory = Growing()
     return {}
 
@@ -321,14 +314,7 @@ def pooled(sums: Array, min_group: int) -> Array:
 )
 def predict(table: LocalTable, view: str, encoding: str, model: str, first: Count = 0) -> Values:
     """A bit for each row and split of the party's own model, from the split ``first`` on: whether the row goes left."""
-    cells, alias = cells_of(table, view, encoding), table.snapshot.scan.alias
-    theta = None
-    if f"{model}/{alias}" not in table.models and (kept := table.shelf.get(model, alias)):
-        if kept.spec_of(TreeSpec) is None:
-            raise PartyError(f"party {table.grant.party!r}: this model has no trees")
-        theta = kept.theta
-    else:
-        theta = _growing(table, model).theta
+    cells, theta = cells_of(table, view, encoding), parameters_of(table, model, TreeSpec, 0).theta
     return {"outputs": _bits(table, theta[min(first, len(theta)) :], cells.numbers, cells.codes)}
 
 

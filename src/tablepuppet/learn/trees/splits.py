@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, Any
 
 import msgspec
 import numpy as np
@@ -21,7 +21,8 @@ from msgspec import Meta
 from numpy.typing import NDArray
 
 from tablepuppet.arrays import Array, Mask
-from tablepuppet.learn.tables.model import TableSpec
+from tablepuppet.errors import PartyError
+from tablepuppet.learn.tables.model import BatchSums, Forward, TableModel, TableSpec, check_size
 from tablepuppet.party.arguments import LARGEST, NotNegative
 
 GRADIENT, HESSIAN, COUNT, ROWS = range(4)
@@ -181,16 +182,34 @@ class Splits(TreeSpec, frozen=True, tag_field="kind", tag="splits"):
         """A row for each split."""
         return (self.splits, HEAD + self.words)
 
+    def over(self, width: int, alias: str) -> SplitTable:
+        """The splits of a table, however many columns it has."""
+        return SplitTable(self)
 
-@dataclass(frozen=True)
-class SplitTable:
-    """The splits of a table, as saved models need them."""
 
-    spec: Splits
+class SplitTable(TableModel):
+    """The splits of a table as parameters, which parties hold and store like others; rows get bits by `goes_left`."""
+
+    def __init__(self, spec: Splits):
+        self.spec = spec
+        check_size(self.shape)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """A row for each split."""
+        return self.spec.theta_shape(0)
+
+    def start(self, seed: int, alias: str, numbers: int) -> Array:
+        """Splits by the first column, which trees replace."""
+        return np.zeros(self.shape)
 
     def rescaled(self, theta: Array, unit: float) -> Array:
         """The same: thresholds are in units of columns."""
         return theta
+
+    def forward(self, theta: Array, rows: Any, sums: BatchSums | None = None) -> Forward:
+        """There is none: trees are not learned by gradients of parameters."""
+        raise PartyError("trees have splits, which have no gradient: fit the model again")
 
 
 def stored(splits: Sequence[Split], binned: Binned) -> Array:
