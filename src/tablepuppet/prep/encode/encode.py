@@ -17,7 +17,6 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from tablepuppet.errors import LearnError, PartyError
-from tablepuppet.mapping.table_mapping import ShardRows
 from tablepuppet.operators.client import Client
 from tablepuppet.party.allowance import check_memory
 from tablepuppet.party.arguments import Means, Scales
@@ -234,22 +233,17 @@ def apply_encoding(client: Client, encoding: Encoding, *, learned: bool = False)
     if encoding.id in client.encodings:
         return
     _check_categories(client, encoding)
-    for alias in encoding.numbers:
+    arguments = {}
+    for alias, numbers_ in encoding.numbers.items():
         client.widths[alias, encoding.id] = len(encoding.names(alias))
-
-    def arguments(alias: str, _: ShardRows) -> Mapping[str, Any] | None:
-        if alias not in encoding.numbers:
-            return None
-        kept, table = encoding.numbers[alias], encoding.table(alias)
-        return {
+        arguments[alias] = {
             "encoding": encoding.id,
-            "means": np.array([encoder.mean for encoder in kept]),
-            "scales": np.array([encoder.scale for encoder in kept]),
+            "means": np.array([encoder.mean for encoder in numbers_]),
+            "scales": np.array([encoder.scale for encoder in numbers_]),
             "private": encoding.private,
             **({"learned": True} if learned else {}),
-            **read_arguments(table),
+            **read_arguments(encoding.table(alias)),
         }
-
     client.ask("encode.build", arguments)
     client.encodings.add(encoding.id)
 
