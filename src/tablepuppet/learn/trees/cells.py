@@ -26,8 +26,8 @@ from tablepuppet.party.policy import Use
 from tablepuppet.party.release import Release
 from tablepuppet.prep.columns.ordered import values_of
 from tablepuppet.prep.columns.statistics import KeyFamily
-from tablepuppet.prep.encode.encode import Encoding, read_arguments, read_frame
-from tablepuppet.prep.encode.program import check_steps, run
+from tablepuppet.prep.encode.encode import Encoding, read_arguments
+from tablepuppet.prep.encode.program import check_steps, read_frame, run
 from tablepuppet.prep.encode.specs import StepSpec
 from tablepuppet.prep.explore.distribution import Distribution, Distributions
 

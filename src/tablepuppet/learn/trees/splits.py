@@ -190,6 +190,8 @@ class Splits(TreeSpec, frozen=True, tag_field="kind", tag="splits"):
 class SplitTable(TableModel):
     """The splits of a table as parameters, which parties hold and store like others; rows get bits by `goes_left`."""
 
+    spec: Splits
+
     def __init__(self, spec: Splits):
         self.spec = spec
         check_size(self.shape)
