@@ -165,7 +165,7 @@ class Learner(Planner):
         own = may_hold_out and enough and self._holds_out(relation)
         with needed_to_hold_out() if own else nullcontext():
             if own:
-                relation, validation = relation.split(HELD_OUT, self.seed)
+                relation, validation = relation.split(self.held_out, self.seed)
             return self._prepared(relation, validation, label, own)
 
     def _close_fit(self, watch: Watch, model: Watched, intercept: Array) -> None:
@@ -207,10 +207,21 @@ class Learner(Planner):
         if validation is not None and asked_also is not None:
             client = validation.client
             apply_encoding(client, self.encoding_)
-            patience = max(self.patience, self._own_patience) if own else self.patience
+            patience = self._patient_for(own)
             labels = self._labels(client, label, asked_also, "in the validation relation")
             held_out = Validation(client, self._loss(client, labels), patience, own)
         return Watch(self, relation, loss, held_out, prepared)
+
+    def _patient_for(self, own: bool) -> int:
+        """Rounds without a lower loss of rows held out, the learner's ``own`` choice or the user's, after which it
+        stops.
+        """
+        return max(self.patience, self._own_patience) if own else self.patience
+
+    @property
+    def held_out(self) -> float:
+        """The share of the label table's rows that the learner holds out itself, if it does."""
+        return HELD_OUT
 
     def _holds_out(self, relation: Relation) -> bool:
         """Whether the learner itself holds rows out, if there are enough and no validation relation is given."""
