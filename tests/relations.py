@@ -32,8 +32,7 @@ import tablepuppet as tp
 from tablepuppet.party.arguments import PredictionNoise
 from tablepuppet.party.request import Reply, Request, Step
 from tablepuppet.party.service import HERE, Party
-from tablepuppet.session import Session
-from tablepuppet.wire.closing import closer
+from tablepuppet.session import Session, closer
 from tablepuppet.wire.engine import Engine, InProcessTransport
 from tablepuppet.wire.traffic import MessageSizes
 

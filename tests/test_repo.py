@@ -40,7 +40,7 @@ LAYERS = [
     {"learn.__init__", "learn.registry", "learn.rounds", "learn.settings", "learn.threads"},
     {"learn.labels", "learn.loss", "learn.noise"},
     {"learn.tables"},
-    {"learn.linear"},
+    {"learn.linear", "learn.trees"},
     {"learn.solve"},
     {"learn.network"},
     {"learn.private"},

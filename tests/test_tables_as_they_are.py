@@ -110,6 +110,9 @@ def test_dir_has_public_names(relation: tp.Relation) -> None:
         assert [name for name in dir(thing) if not re.search(rf"\b{name}\b", DOCS)] == []
         assert all(not name.startswith("_") for name in dir(thing))
         assert inspect.getmembers(type(thing))  # which reads what dir of the class has
+    learners = [getattr(tp, name)() for name in tp.__all__ if name.endswith(("Regression", "Classifier", "Regressor"))]
+    for name in set(re.findall(r"\bmodel\.([a-z]\w*)\(", DOCS)):
+        assert [type(each).__name__ for each in learners if hasattr(each, name) and name not in dir(each)] == [], name
 
 
 def test_dir_of_results_and_settings(relation: tp.Relation) -> None:

@@ -34,6 +34,8 @@ if TYPE_CHECKING:  # the same names as below, for editors and type checkers
     from tablepuppet.learn.learners.split import SplitNNRegressor as SplitNNRegressor
     from tablepuppet.learn.learners.tabvfl import TabVFLClassifier as TabVFLClassifier
     from tablepuppet.learn.learners.tabvfl import TabVFLRegressor as TabVFLRegressor
+    from tablepuppet.learn.learners.trees import GradientBoostingClassifier as GradientBoostingClassifier
+    from tablepuppet.learn.learners.trees import GradientBoostingRegressor as GradientBoostingRegressor
     from tablepuppet.learn.selection.drift import drift as drift
     from tablepuppet.learn.selection.folds import cross_validate as cross_validate
     from tablepuppet.learn.selection.search import GridSearch as GridSearch
@@ -68,6 +70,7 @@ _PUBLIC = {
     "learn.learners.fedonce": "FedOnceClassifier FedOnceRegressor",
     "learn.learners.split": "SplitNNClassifier SplitNNRegressor",
     "learn.learners.tabvfl": "TabVFLClassifier TabVFLRegressor",
+    "learn.learners.trees": "GradientBoostingClassifier GradientBoostingRegressor",
     "learn.solve.solvers": "ADMM LBFGS SGD",
     "mapping.table_mapping": "TableMapping",
     "privacy.settings": "Privacy",

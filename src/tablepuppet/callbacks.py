@@ -6,11 +6,24 @@ Input: events. Output: files and records of other tools, for the analyst only; e
 from __future__ import annotations
 
 import atexit
+import importlib
+import logging
+import tempfile
+import threading
+from collections.abc import Callable
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from tablepuppet.errors import ConfigError
 from tablepuppet.runs.event_file import EVENTS, EventFile, is_live
-from tablepuppet.runs.events import Event
+from tablepuppet.runs.events import Event, current_run
+
+if TYPE_CHECKING:
+    from tablepuppet.learn.learners.learner import Learner
+
+_LOG = logging.getLogger("tablepuppet")
+_MEASURES = ("loss", "objective", "metric", "validation_loss", "validation_metric", "seconds", "epsilon")
+_BYTES = ("bytes_up", "bytes_down")
 
 
 class Keep:
@@ -44,3 +57,89 @@ class Keep:
     def __call__(self, event: Event) -> None:
         """Keep one event."""
         self._file(event)
+
+
+class MLflow:
+    """Logs fits to MLflow: settings as parameters, figures of every round as metrics, the model folder as an artefact.
+
+    Give it to a learner: each fit is a run there, those of a search too. A federation's callbacks get no model. Needs
+    ``mlflow``; it goes where MLflow is told to (``MLFLOW_TRACKING_URI``), or to ``tracking_uri``. Where MLflow cannot
+    be reached the fit goes on, and the log says so once. Raises ConfigError if ``mlflow`` is not installed.
+    """
+
+    def __init__(self, experiment: str | None = None, *, tracking_uri: str | None = None, log_model: bool = True):
+        try:
+            tracking = importlib.import_module("mlflow.tracking")
+        except ImportError as error:
+            raise ConfigError("tp.callbacks.MLflow needs mlflow: pip install mlflow") from error
+        self._client: Any = tracking.MlflowClient(tracking_uri)
+        self._experiment, self._log_model = experiment, log_model
+        self._runs: dict[str | None, str] = {}  # of MLflow, by ours
+        self._lock, self._has_failed = threading.Lock(), False
+
+    def __call__(self, event: Event) -> None:
+        """Log one event."""
+        if event.name == "fit.begins":
+            self._try(lambda: self._begin(event))
+        elif event.name == "fit" and event.run in self._runs:
+            self._try(lambda: self._round(event))
+        elif event.name == "fitted" and event.run in self._runs:
+            self._try(lambda: self._end(event))
+
+    def take_model(self, model: Learner) -> None:
+        """Keep the model of the fit that ends here, and end its run."""
+        run = self._runs.pop(current_run(), None)
+        if run is None:
+            return
+        if self._log_model:
+            self._try(lambda: self._keep(run, model))
+        self._try(lambda: self._client.set_terminated(run))
+
+    def _begin(self, event: Event) -> None:
+        named = self._experiment
+        known = None if named is None else self._client.get_experiment_by_name(named)
+        if named is None:
+            experiment = "0"
+        else:
+            experiment = known.experiment_id if known is not None else self._client.create_experiment(named)
+        name = event.part or str(event.fields["learner"])
+        run = self._client.create_run(experiment, run_name=name).info.run_id
+        with self._lock:
+            self._runs[event.run] = run
+        facts = {name: event.fields[name] for name in ("learner", "solver", "rounds", "rows", "epsilon")}
+        settings = {f"setting.{name}": value for name, value in event.fields["settings"].items()}
+        for name, value in (facts | settings).items():
+            if value is not None:
+                self._client.log_param(run, name, str(value)[:500])
+        for name, value in event.fields["constant"].items():
+            self._client.log_metric(run, f"constant_{name}", float(value))
+
+    def _round(self, event: Event) -> None:
+        entities = importlib.import_module("mlflow.entities")
+        fields, moment = event.fields, int(event.time * 1000)
+        found = [
+            entities.Metric(name, float(fields[name]), moment, int(fields["round"]))
+            for name in (*_MEASURES, *_BYTES)
+            if fields.get(name) is not None
+        ]
+        if found:
+            self._client.log_batch(self._runs[event.run], metrics=found)
+
+    def _end(self, event: Event) -> None:
+        run = self._runs[event.run]
+        for name in ("stopped", "best_round", "converged"):
+            self._client.set_tag(run, name, str(event.fields[name]))
+
+    def _keep(self, run: str, model: Learner) -> None:
+        with tempfile.TemporaryDirectory() as folder:
+            model.save(Path(folder) / "model")
+            self._client.log_artifacts(run, str(Path(folder) / "model"), "model")
+
+    def _try(self, work: Callable[[], object]) -> None:
+        """What MLflow refuses, or cannot do, is no reason to end a fit."""
+        try:
+            work()
+        except Exception as error:
+            if not self._has_failed:
+                _LOG.warning("MLflow: not all of this fit is logged: %s: %s", type(error).__name__, error)
+            self._has_failed = True

@@ -36,7 +36,7 @@ from tablepuppet.prep.pipelines.pipeline import DEFAULT, Pipeline
 from tablepuppet.relation import Relation, check_split
 from tablepuppet.run_folder import JOB, RunFolder, is_full
 from tablepuppet.runs import interrupts
-from tablepuppet.runs.event_file import EventFile, Outcome
+from tablepuppet.runs.event_file import EventFile, Outcome, sayable
 from tablepuppet.runs.events import Reader
 from tablepuppet.spelling import did_you_mean
 from tablepuppet.sql.plan import Plan
@@ -454,7 +454,7 @@ class Run:
 
 def _facts(job: Job, path: Path, *, resumed: bool = False) -> dict[str, Any]:
     """What the first line of a run's events says of it."""
-    settings = {name: value for name, value in job.learner.items() if name != "kind"}
+    settings = sayable({name: value for name, value in job.learner.items() if name != "kind"})
     learner = {"learner": job.learner.get("kind"), "settings": settings, "label": job.label}
     return {"job": path.name, **learner, "purpose": job.purpose, "searches": job.search is not None, "resumed": resumed}
 

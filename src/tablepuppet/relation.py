@@ -39,7 +39,7 @@ from tablepuppet.runs.figures import number
 from tablepuppet.runs.table_view import card
 from tablepuppet.session import Session
 from tablepuppet.spelling import attributes_explained, names_checked, shows
-from tablepuppet.sql.explain import Explanation, JoinSizes, ShardSize, explain
+from tablepuppet.sql.explain import Explanation, JoinSizes, Measured, MeasuredStep, ShardSize, explain
 from tablepuppet.sql.plan import Plan
 from tablepuppet.sql.query import Query
 from tablepuppet.wire.engine import call_all
@@ -256,8 +256,13 @@ class Relation(Statistics):
         size = f"{len(self):,} joined rows" if "joined_rows" in self.__dict__ else "not joined yet"
         return card(f"Relation: {size}, {len(self.columns)} features", facts, query.sql.strip())
 
-    def explain(self) -> Explanation:
-        """The plan: scans, pushed filters, join keys, sizes, bytes per training round, where to run it."""
+    @names_checked
+    def explain(self, *, analyze: bool = False) -> Explanation:
+        """The plan: scans, pushed filters, join keys, sizes, bytes per training round, where to run it.
+
+        With ``analyze`` also what it has taken so far: trips, bytes and seconds of the parties and of this process, by
+        what was asked, beside what was estimated; also that of fits on it, on its splits and folds.
+        """
         shards = {
             (shard.party, alias): self._size_of(alias, shard)
             for alias, table in self.joined_rows.tables.items()
@@ -265,7 +270,15 @@ class Relation(Statistics):
         }
         local = frozenset(party for party in self.plan.parties if not self._session.engine.is_service(party))
         sizes = JoinSizes(len(self), self.joined_rows.nbytes, shards, np.dtype(self.wire).itemsize)
-        return explain(self.plan, sizes, local, () if self.prep is DEFAULT else self._prepared_by())
+        session, prepared = self._session, () if self.prep is DEFAULT else self._prepared_by()
+        if not analyze:
+            return explain(self.plan, sizes, local, prepared)
+        steps = [
+            MeasuredStep(each.ops, party, int(count), int(up), int(down), spent, each.trips, each.here)
+            for each in session.engine.stopwatch.of(session.id)
+            for party, (count, up, down, spent) in sorted(each.parties.items())
+        ]
+        return explain(self.plan, sizes, local, prepared, measured=Measured(steps, session.join_seconds))
 
     def _size_of(self, alias: str, shard: ShardRows) -> ShardSize:
         """The sizes of a shard, for people: the missing row is none of its rows."""

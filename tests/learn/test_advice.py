@@ -621,6 +621,10 @@ OTHERS = {
     "cannot be written ({}); name another one": "a folder that the user may not write, which root may",
     "errors are too large to be added up; learn the label in a larger unit": "as labels that are too large, of prep",
     "take another solver": PART,
+    "set max_iter above {}": "what a warning says after a fit, not a refusal",
+    "lower max_leaf_nodes or max_depth": PART,
+    "have no form with noise; leave feature_epsilon out": NOTHING_ASKED,
+    "leave out the prep steps of its numbers, or write them in SELECT": "refused in tests/learn/test_trees.py",
     "set rounds above {}": "what a warning says after a fit, not a refusal",
     "set epochs above {}, or to 'auto'": "what a warning says after a fit, not a refusal",
     "inner_rounds: consensus releases parameters without noise": "as reduce=False",
@@ -640,6 +644,7 @@ OTHERS = {
     "choose a larger batch_size": "the same at a party",
     "nothing is known of the size of predictions: say a bound": OWN_REQUEST,
     "predict over that shard alone, or fit it again over all": SERVICES,
+    "set method='nat', or ask its operator for matrix = true": "of shards that are services: tests of FedOnce",
     "write len(rel), rel.columns": "what it has instead has another form",
     "write it in SQL: fed.sql(...)": "what it has instead has another form",
 }

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import zlib
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -264,3 +265,22 @@ def test_an_image_that_does_not_fit_is_refused(fed: tp.Federation) -> None:
     """The error names the table, the shape and the columns."""
     with pytest.raises(tp.LearnError, match="images of 1 x 3 x 3 = 9 columns, but the table has"):
         learner(bottom=tp.bottom.cnn(shape=(3, 3), channels=(2,))).fit(relation_of(fed))
+
+
+def test_principal_components_of_shards_that_hide_small_groups(fed: tp.Federation) -> None:
+    """A guest in several shards has none there: that is said before a party is asked. With NAT, or ``matrix = true``,
+    it learns all the same; so does a guest with one shard, whose party has its components itself.
+    """
+    relation, rules = relation_of(fed), dict[str, Any](min_group=5, matrix=False)
+    for settings, allowed in (({"method": "pca"}, {}), ({"method": "nat"}, {}), ({"method": "pca"}, {"matrix": True})):
+        tables = {
+            alias: replace(table, shards=tuple(replace(shard, **(rules | allowed)) for shard in table.shards))
+            for alias, table in relation.plan.tables.items()
+        }
+        plan = replace(relation.plan, tables=tables)
+        several = any(len(table.shards) > 1 for alias, table in tables.items() if alias != "o")
+        if settings["method"] == "pca" and several and not allowed:
+            with pytest.raises(tp.PrivacyError, match="set method='nat', or ask its operator for matrix = true"):
+                learner(**settings).check_plan(plan)
+        else:
+            learner(**settings).check_plan(plan)

@@ -175,6 +175,7 @@ def test_a_declaration_is_all_there_is() -> None:
     ("mark", "classes"),
     [
         ("settings of learners", [LEARNERS["LinearRegression"], LEARNERS["MLPRegressor"]]),
+        ("settings of trees", [LEARNERS["GradientBoostingRegressor"], LEARNERS["GradientBoostingClassifier"]]),
         ("settings of solvers", list(SOLVERS.values())),
     ],
 )

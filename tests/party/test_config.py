@@ -8,12 +8,15 @@ from typing import Any, get_type_hints
 
 import msgspec
 import pytest
+from typer.testing import CliRunner
 
 import tablepuppet as tp
+from tablepuppet.cli.commands import app
 from tablepuppet.party.config import Limits, PartyFile, TlsPaths, is_loopback
 from tablepuppet.party.delivery import PredictionsEntry
 from tablepuppet.party.ledger import Budget
 from tablepuppet.party.policy import ColumnRule, Level, Use
+from tablepuppet.party.report import spent
 from tablepuppet.party.table_entry import ColumnEntry, TableEntry
 
 DOCUMENT = Path(__file__).resolve().parents[2] / "docs" / "policy.md"
@@ -283,3 +286,16 @@ def test_every_typo_is_told(tmp_path: Path) -> None:
     (tmp_path / "party.toml").write_text(SMALL.replace('name = "', 'name = "a b') + TABLE + "\n" + columns)
     with pytest.raises(tp.ConfigError, match=r"(?s)3 mistakes:.*name: .*columns\.a\.uses: 'kye'.*columns\.b\.level"):
         PartyFile.load(tmp_path / "party.toml")
+
+
+def test_commands_that_open_no_database_need_no_password(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is spent, what was asked and which jobs wait is seen without the variables of the database's URL."""
+    monkeypatch.delenv("BANK_PASSWORD", raising=False)
+    file = tmp_path / "party.toml"
+    url = "mysql://me:${BANK_PASSWORD}@db/bank"
+    file.write_text(SMALL.replace("duckdb:///bank.duckdb", url) + 'state_dir = "."\n' + TABLE)
+    with pytest.raises(tp.ConfigError, match="BANK_PASSWORD is not set"):
+        PartyFile.load(file)
+    assert [account.table for account in spent(file)] == ["cards"]
+    for command in ("jobs", "budget", "audit"):
+        assert CliRunner().invoke(app, ["party", command, str(file)]).exit_code == 0

@@ -110,7 +110,7 @@ def test_a_callers_next_run_may_reuse_what_was_read(
         read.append(scan.alias)
         return take_snapshot(scan, *rest, **named)
 
-    monkeypatch.setattr("tablepuppet.party.service.take_snapshot", taking)
+    monkeypatch.setattr("tablepuppet.party.readings.take_snapshot", taking)
     digests = []
     for caller, session in (("a", "s1"), ("a", "s2"), ("b", "s1")):
         [described] = party.answer(caller, Request("describe"))

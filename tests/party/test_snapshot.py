@@ -16,7 +16,7 @@ import pytest
 from adbc_driver_postgresql import dbapi
 
 import tablepuppet as tp
-from tablepuppet.party import service
+from tablepuppet.party import readings
 from tablepuppet.party.databases.urls import open_database
 from tablepuppet.party.snapshot import Snapshot, permutation, take_snapshot
 from tablepuppet.sql.catalog import Catalog, Shard
@@ -139,7 +139,7 @@ def test_tables_of_a_party_are_of_one_moment(source: tuple[str, Execute], monkey
             execute("DELETE FROM facts")
         return snapshot
 
-    monkeypatch.setattr(service, "take_snapshot", and_then_write)
+    monkeypatch.setattr(readings, "take_snapshot", and_then_write)
     fed = tp.Federation({"p0": url})
     for sql in (SQL, "SELECT f.x, n.name FROM names n JOIN facts f USING (k)"):
         relation = fed.sql(sql)

@@ -229,7 +229,7 @@ def test_a_profile_shows_what_has_noise(tmp_path: Path, monkeypatch: pytest.Monk
     page = found.save(tmp_path / "page.html").read_text(encoding="utf-8")
     assert "All numbers have noise: epsilon 1 at delta 1e-05" in page
     assert "Left out: min, max" in page
-    assert "town=0" in page
+    assert "category 0" in page
     assert "north" not in page
     assert "with noise: epsilon 1" in str(found).replace("\n", " ")
     assert page.count('aria-label="histogram"') == 4

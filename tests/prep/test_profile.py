@@ -207,7 +207,7 @@ def test_a_profile_tells_what_policies_allow(tmp_path: Path) -> None:
     page = relation.profile().save(tmp_path / "page.html").read_text(encoding="utf-8")
     assert CANARY not in page
     assert "region0" not in page
-    assert "region=0" in page
+    assert "category 0" in page
     assert str(PIN)[:7] not in page
     (tmp_path / "state").mkdir()
     strict = write_file(tmp_path, top='state_dir = "state"', more="[tables.cards.budget]\nrequire_dp = true")
@@ -271,7 +271,7 @@ def test_a_fraction_with_few_values_is_compared(tmp_path: Path) -> None:
     assert found["credit"].measured.startswith("correlation 0.")
     assert (found["few"].caption, found["few"].measured) == ("", "not known")
     found = fed.sql("SELECT region, few, fraud > 0 AS bad FROM cards", label="bad").profile().against
-    assert found["region"].caption in ("share of bad=0", "share of bad=1")
+    assert found["region"].caption in ("share of bad = category 0", "share of bad = category 1")
     assert (found["few"].caption, found["few"].measured) == ("", "not known")
 
 

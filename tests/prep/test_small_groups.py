@@ -19,7 +19,8 @@ from tablepuppet.learn.tables.linear import Linear
 from tablepuppet.party.blind import blind
 from tablepuppet.party.policy import ColumnRule, Level, Policy, TableRule, Use
 from tablepuppet.prep.columns.ordered import words_of
-from tablepuppet.prep.encode.specs import Cut, Hashed, Lookup, Outside, Product
+from tablepuppet.prep.columns.values import numbers
+from tablepuppet.prep.encode.specs import Cut, Fill, Hashed, Lookup, Outside, Product
 from tablepuppet.prep.explore.cells import NEXT_NONE
 
 NONE = np.zeros((0, 16), np.uint8)
@@ -119,16 +120,32 @@ def test_every_statistic(tmp_path: Path, seed: int) -> None:
                 check_groups(party, number, by, *known[n][by])
 
 
+def differing(a: NDArray[np.float64], b: NDArray[np.float64]) -> int:
+    """How many rows are off the line through two of them that most others are on."""
+    fewest = len(a)
+    for one, other in combinations(range(len(a)), 2):
+        if a[one] != a[other] and b[one] != b[other]:
+            line = a[one] + (a[other] - a[one]) / (b[other] - b[one]) * (b - b[one])
+            fewest = min(fewest, int(np.count_nonzero(~np.isclose(line, a, rtol=1e-9, atol=1e-9))))
+    return fewest
+
+
 def check_products(party: World) -> None:
-    """Pairs of numbers: all sums of a column are over sets of rows of which no two differ in few."""
+    """Pairs of numbers: all sums of a column are over sets of rows of which no two differ in few; nor do two columns
+    that both have a pair with it, up to scale and shift.
+    """
     count = ask(party, "statistics.products", columns=NUMBERS)["moments"][0]
     has = np.array([party.table.snapshot.outputs[name].is_valid().to_numpy() for name in NUMBERS])
     has[(has.sum(axis=1) > 0) & (has.sum(axis=1) < LEAST)] = False
+    cells = [numbers(party.table.snapshot.outputs[name])[0] for name in NUMBERS]
     for first in range(len(NUMBERS)):
         shown = np.flatnonzero(~np.isnan(count[first]))
         assert first in shown
         for one, other in combinations(shown, 2):
-            assert is_group((has[first] & (has[one] ^ has[other])).sum())
+            apart, both = has[first] & (has[one] ^ has[other]), has[first] & has[one] & has[other]
+            assert is_group(apart.sum())
+            if not apart.any() and both.any():
+                assert is_group(differing(cells[one][both], cells[other][both]))
         np.testing.assert_array_equal(count[first, shown], (has[first] & has[shown]).sum(axis=1))
 
 
@@ -146,98 +163,56 @@ def test_sums_over_nested_rows(tmp_path: Path) -> None:
         assert (not np.isnan(count[0, 2])) == (not np.isnan(count[1, 2])) == is_told
 
 
-@pytest.mark.parametrize("seed", range(12))
-def test_pairs_in_a_gram_matrix(tmp_path: Path, seed: int) -> None:
-    """No count of rows that have two categories or flags is small, nor a sum over the rows of a category; whichever few
-    rows have both, the matrix is the same.
+@pytest.mark.parametrize("seed", range(20))
+def test_columns_that_differ_in_few_rows(tmp_path: Path, seed: int) -> None:
+    """A number, the same one scaled and shifted, cut at its ends or changed in some rows, and a flag of few rows: sums
+    of products with a third column never differ by few rows, and those that differ by none or by enough are released.
     """
-    rng = np.random.default_rng(seed)
-    rows, both = int(rng.integers(30, 60)), rng.choice(np.arange(1, LEAST), 2, replace=False)
-    half, kinds = rows // 2, {}
-    for few in both.tolist():
-        cells: dict[str, list[Any]] = {name: [None] * rows for name in "xztdys"} | {"id": list(range(rows))}
-        cells["t"] = ["a"] * half + ["b"] * (rows - half)
-        cells["y"] = (["u"] * (half - few) + ["v"] * (rows - half - 1) + ["u"] * rows)[:rows]
-        cells["x"] = [float(name == "v") for name in cells["y"]]  # a flag
-        cells["s"] = [0.5 if name == "v" else None for name in cells["y"]]  # a number that few rows of "a" have
-        party = world(tmp_path / str(few), cells, Policy(others=replace(AGGREGATE.others or TableRule(), matrix=False)))
-        listed = {}
-        for place, (name, words) in enumerate({"t": ["a", "b"], "y": ["u", "v"]}.items()):
-            column = pa.chunked_array([pa.array(words)])
-            listed[f"digests{place}"] = blind([column], ["text"], party.table.category_key("e", name)).digests
-        given = {"columns": ["x", "s"], "categories": [("t", "text"), ("y", "text")], "learned": True}
-        ask(party, "encode.build", encoding="e", means=np.zeros(2), scales=np.ones(2), **given, **listed)
-        kinds[few] = ask(party, "matrix.gram", encoding="e", joined_rows=1)["gram"]
-    one, other = kinds.values()
-    np.testing.assert_array_equal(one, other)
-    sums, of_t, others = np.diag(one).copy(), [2, 3], [0, 1, 4, 5]
-    sums[1] *= 2  # not squared
-    expected = np.outer(sums[of_t], sums[others]) / rows  # of columns that have nothing to do with each other
-    np.testing.assert_allclose(one[np.ix_(of_t, others)], expected)
+    rng, rows = np.random.default_rng(seed), 60
+    x = np.round(rng.normal(size=rows), 2)
+    changed = int(rng.integers(0, 9))
+    z, places = 3.0 * x + 7.0, rng.choice(rows, changed, replace=False)
+    z[places] += rng.choice([1.0, -2.0, 1e5], changed)
+    s = np.clip(x, *np.sort(x)[[3, -3]]) if seed % 2 else (np.arange(rows) < seed // 2).astype(float)
+    cells: dict[str, list[Any]] = {name: [None] * rows for name in "tdy"} | {"id": list(range(rows))}
+    cells |= {"x": x.tolist(), "z": [round(each * 100) for each in z.tolist()], "s": s.tolist()}
+    cells["d"] = [int(n) for n in rng.integers(0, 1000, rows)]
+    party = world(tmp_path / "one", cells, AGGREGATE)
+    check_products(party)
+    count = ask(party, "statistics.products", columns=["d", "x", "z"])["moments"][0]
+    assert np.isnan(count[0, 2]) == (0 < changed < LEAST)
 
 
-def gram_of(folder: Path, cells: dict[str, list[Any]], columns: list[str], **given: Any) -> NDArray[np.float64]:
-    """The Gram matrix of columns of numbers, and of the categories a and b of t, if that is asked for."""
-    unset: dict[str, list[Any]] = {name: [None] * 60 for name in "xztdys"} | {"id": list(range(60))}
-    party = world(folder, unset | cells, Policy(others=replace(AGGREGATE.others or TableRule(), matrix=False)))
-    if given.get("categories"):
-        key = party.table.category_key("e", "t")
-        given["digests0"] = blind([pa.chunked_array([pa.array(["a", "b"])])], ["text"], key).digests
-    shape = {"means": np.zeros(len(columns)), "scales": np.ones(len(columns))}
-    ask(party, "encode.build", encoding="e", **{"columns": columns, "categories": [], "learned": True} | shape | given)
-    return np.asarray(ask(party, "matrix.gram", encoding="e", joined_rows=1)["gram"])
+def gram_of(folder: Path, cells: dict[str, list[Any]], matrix: bool = False) -> NDArray[np.float64]:
+    """The Gram matrix of two numbers, a product and a cut that steps make of them, and the categories of two texts."""
+    party = world(folder, cells, Policy(others=replace(AGGREGATE.others or TableRule(), matrix=matrix)))
+    listed = {}
+    for place, (name, words) in enumerate({"t": ["a", "b"], "y": ["u", "v"]}.items()):
+        column = pa.chunked_array([pa.array(words)])
+        listed[f"digests{place}"] = blind([column], ["text"], party.table.category_key("e", name)).digests
+    given = {"columns": ["x", "s"], "categories": [("t", "text"), ("y", "text")], "learned": True}
+    steps = [Fill("s", 0.0), Outside("x", 0.2, 0.6, "middle"), Product(("x", "middle"), "cut")]
+    shape = {"means": np.full(4, 0.3), "scales": np.full(4, 2.0)}
+    ask(party, "encode.build", encoding="e", steps=steps, **given, **shape, **listed)
+    return np.asarray(ask(party, "matrix.gram", encoding="e", joined_rows=1, centres=np.arange(8.0))["gram"])
 
 
-@pytest.mark.parametrize(("differ", "is_told"), [(2, False), (0, True), (7, True)])
-def test_nested_rows_in_a_gram_matrix(tmp_path: Path, differ: int, is_told: bool) -> None:
-    """Numbers that are all one, where there are any, make the products with a third column its sums over their rows; so
-    do any numbers that the caller scales. Two such sums never differ by few rows, whose sum they would tell.
+@pytest.mark.parametrize("seed", range(8))
+def test_a_gram_matrix_tells_nothing_of_two_columns(tmp_path: Path, seed: int) -> None:
+    """Whichever rows have values of two columns together, the matrix is the same: it has squares and sums of each
+    column only. So no difference or other combination of its numbers is of fewer rows than statistics of one column.
     """
-    one: dict[str, list[Any]] = {"x": [float(n) for n in range(60)], "z": [1] * 40 + [None] * 20}
-    cells: dict[str, list[Any]] = one | {"s": [0.5] * (40 - differ) + [None] * (20 + differ)}
-    found = gram_of(tmp_path / "one", cells, ["x", "z", "s"])
-    assert found[0, 1] == sum(range(40))
-    assert (found[0, 2] == sum(range(40 - differ)) / 2) == is_told
-    varied = cells | {"s": [None if each is None else n / 7 for n, each in enumerate(cells["s"])]}
-    large = {"means": np.array([0.0, 0.0, -1e30]), "scales": np.array([1.0, 1.0, 1e30])}
-    scaled = gram_of(tmp_path / "scaled", varied, ["x", "z", "s"], **large)
-    assert scaled[2, 2] == 40 - differ
-    assert (scaled[0, 2] == sum(range(40 - differ))) == is_told
-
-
-@pytest.mark.parametrize("missing", [0, 2, 20])
-def test_what_follows_from_a_gram_matrix(tmp_path: Path, missing: int) -> None:
-    """Pairs of columns with enough rows behind them are exact. The sums of a column where few rows have no other are
-    not, nor those of categories that few rows have neither of.
-    """
-    number = [float(n) for n in range(60)]
-    cells: dict[str, list[Any]] = {"x": number, "t": ["a", "b"] * 30, "z": [None] * missing + [1] * (60 - missing)}
-    found = gram_of(tmp_path / "one", cells, ["x", "z"], categories=[("t", "text")])
-    by_word = [sum(number[start::2]) for start in (0, 1)]
-    assert sorted(found[0, 2:].tolist()) == by_word
-    assert (found[0, 1] == sum(number[missing:])) == (missing != 2)
-    assert found[1, 2] == (60 - missing) / 2
-
-
-@pytest.mark.parametrize(("differ", "is_told"), [(2, False), (0, True), (7, True)])
-def test_nested_rows_of_a_category_in_a_gram_matrix(tmp_path: Path, differ: int, is_told: bool) -> None:
-    """So it is within a category: numbers that enough rows of it lack, and one more of which few more rows of it do,
-    though enough of all rows, would tell how many these are; a product with a third column would tell its number there.
-    """
-    lacking = [None] * 8 + [1.0] * 22
-    z: list[Any] = [*lacking, *lacking]
-    s: list[Any] = [*z[: 30 - differ], *[None] * differ, *z[30:53], *[None] * 7]
-    cells: dict[str, list[Any]] = {"x": [n / 7 for n in range(60)], "t": ["a"] * 30 + ["b"] * 30, "z": z, "s": s}
-    found = gram_of(tmp_path / "one", cells, ["z", "s"], categories=[("t", "text")])
-    assert sorted(found[0, 2:].tolist()) == [22, 22]
-    assert (sorted(found[1, 2:].tolist()) == sorted([22 - differ, 15])) == is_told
-    steps = [Product(("x", "z"), "xz"), Product(("x", "s"), "xs")]
-    shape = {"means": np.zeros(5), "scales": np.ones(5), "categories": [("t", "text")]}
-    of_x = gram_of(tmp_path / "x", cells, ["x", "z", "s"], steps=steps, **shape)
-    sums = [sum(n / 7 for n in range(30) if of[n] is not None) for of in (z, s)]
-    by_category = [[any(abs(each - one) < 1e-9 for each in of_x[number, 5:]) for one in sums] for number in (3, 4)]
-    assert by_category[0][0]
-    assert by_category[1][1] == is_told
+    rng, rows = np.random.default_rng(seed), 60
+    number = [n / 64 for n in range(rows)]
+    cells: dict[str, list[Any]] = {name: [None] * rows for name in "zd"} | {"id": list(range(rows)), "x": number}
+    cells |= {"t": ["a"] * 40 + ["b"] * 20, "s": [0.5] * 30 + [1.5] * 10 + [None] * 20}
+    cells["y"] = ["u"] * 39 + ["v"] * 21  # equal to t but for one row
+    found = gram_of(tmp_path / "one", cells)
+    mixed = {name: [cells[name][place] for place in rng.permutation(rows)] for name in "tsy"}
+    np.testing.assert_allclose(gram_of(tmp_path / "other", cells | mixed), found, rtol=1e-12)
+    exact, wide = (gram_of(tmp_path / f"exact{n}", each, True) for n, each in enumerate((cells, cells | mixed)))
+    assert np.diag(exact) == pytest.approx(np.diag(found))
+    assert not np.allclose(exact, wide)
 
 
 def check_groups(party: World, number: str, by: str, known: dict[bytes, float], missing: float) -> None:
@@ -367,3 +342,24 @@ def test_products_lookups_and_hashes(tmp_path: Path) -> None:
         counts = np.diag(ask(party, "matrix.gram", encoding="b", joined_rows=1)["gram"])
         assert sorted(np.abs(counts).tolist()) == [0.0, 39.0]
     assert told[0] == told[1]
+
+
+@pytest.mark.parametrize(("differ", "is_told"), [(2, False), (0, False), (7, True)])
+def test_products_of_fewer_flags(tmp_path: Path, differ: int, is_told: bool) -> None:
+    """A number by one flag and by two, where few rows have the first flag only, have the same sums, in one request or
+    in several, in whatever order they are multiplied: the difference would be the number of these rows.
+    """
+    cells: dict[str, list[Any]] = {name: [None] * 60 for name in "tdy"} | {"id": list(range(60))}
+    cells |= {"x": [n / 7 for n in range(60)], "s": [2.0] * 30 + [0.5] * 30}
+    cells["z"] = [5] * (30 - differ) + [0] * differ + [5] * 15 + [0] * 15
+    party = world(tmp_path / "one", cells, AGGREGATE)
+    flags = [Outside("s", 0.0, 1.0, "f"), Outside("z", 0.0, 1.0, "g")]
+    one = sums(party, "fx", [*flags, Product(("f", "x"), "fx")])
+    orders: list[list[Any]] = [
+        [Product(("f", "g", "x"), "two")],
+        [Product(("f", "g"), "fg"), Product(("fg", "x"), "two")],
+        [Product(("g", "x"), "gx"), Product(("gx", "f"), "two")],
+        [Product(("x", "f"), "xf"), Product(("g", "xf"), "two")],
+    ]
+    for steps in orders:
+        assert (sums(party, "two", [*flags, *steps]) != one) == is_told

@@ -15,7 +15,7 @@ import pytest
 
 import tablepuppet as tp
 from tablepuppet.runs.events import Events, Kind, RoundRecord, TripRecord, one_run
-from tablepuppet.wire.at_once import at_once
+from tablepuppet.wire.engine import at_once
 from tests.learn.materialised import ALL, JOIN, shop
 from tests.relations import federation
 

@@ -11,7 +11,7 @@ import pytest
 
 from tablepuppet.runs import interrupts
 from tablepuppet.runs.events import Events
-from tablepuppet.wire.at_once import at_once
+from tablepuppet.wire.engine import at_once
 
 pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import logging
+import os
 import re
 import sys
 import time
@@ -17,7 +18,7 @@ from rich.console import Console
 from tablepuppet.errors import LearnError
 from tablepuppet.runs import progress as module
 from tablepuppet.runs.events import Events, one_run
-from tablepuppet.runs.fitted_text import fitted
+from tablepuppet.runs.fitted_text import fitted, print_beside
 from tablepuppet.runs.progress import LineReader, ProgressReader, SlowReader, default_readers
 from tests.terminal import on_terminal, rendered
 
@@ -247,6 +248,21 @@ def test_a_warning_of_every_fold_is_printed_once(monkeypatch: pytest.MonkeyPatch
     fit("")
     fit("")
     assert capsys.readouterr() == ("", "fold 0: left out\n" * 2 + "left out\n" * 2)
+
+
+def test_a_closed_standard_error_ends_no_fit(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As with logging: a reader of it that is gone, or a window without a size, is no error."""
+    closed = io.StringIO()
+    closed.close()
+    window = io.StringIO()
+    window.isatty = lambda: True  # type: ignore[method-assign]
+    gone = open(os.open("/dev/full", os.O_WRONLY), "w")  # noqa: SIM115
+    for out in (closed, window, gone, None):
+        monkeypatch.setattr(sys, "stderr", out)
+        print_beside("round 1")
+    assert window.getvalue() == "round 1\n"
+    with pytest.raises(OSError, match="No space"):
+        gone.close()
 
 
 def test_lines_of_a_script_go_to_standard_error(capsys: pytest.CaptureFixture[str]) -> None:

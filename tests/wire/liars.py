@@ -246,6 +246,18 @@ def searched(fed: tp.Federation, folder: Path) -> None:
     tp.GridSearch(tp.LogisticRegression(rounds=2), {"l2": [0.1, 1.0]}, folds=2).fit(relation)
 
 
+def boosted(sql: str) -> Callable[[tp.Federation, Path], None]:
+    def use(fed: tp.Federation, folder: Path) -> None:
+        train, test = fed.sql(sql.format("paid"), label="paid").split(0.3)
+        model = tp.GradientBoostingRegressor(max_iter=3, min_samples_leaf=2, max_leaf_nodes=4)
+        model.fit(train, validation=test).evaluate(test)
+        model._model.parameters()
+        model.save(folder)
+        tp.load(folder, fed).predict(test)
+
+    return use
+
+
 USES: dict[str, Callable[[tp.Federation, Path], None]] = {
     "describe": described,
     "explore": explored,
@@ -307,6 +319,7 @@ USES: dict[str, Callable[[tp.Federation, Path], None]] = {
         )
         for name, sql in (("one", ONE), ("several", SEVERAL))
     },
+    **{f"trees of {name}": boosted(sql) for name, sql in (("one", ONE), ("several", SEVERAL))},
     "noisy classes": fitted(
         partial(tp.LogisticRegression, rounds=2, privacy=CLASSES), ONE.format("returned"), "returned"
     ),

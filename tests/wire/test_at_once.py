@@ -8,7 +8,7 @@ import threading
 
 import pytest
 
-from tablepuppet.wire.at_once import Threads, Trip, at_once
+from tablepuppet.wire.engine import Threads, Trip, at_once
 
 
 @pytest.mark.parametrize("is_told", [False, True])
@@ -70,7 +70,7 @@ def test_threads_are_kept_and_bounded() -> None:
 def test_a_process_ends_after_its_calls() -> None:
     """A process whose main thread is done waits for calls under way, and ends though threads are kept."""
     script = (
-        "import threading, time; from tablepuppet.wire.at_once import at_once\n"
+        "import threading, time; from tablepuppet.wire.engine import at_once\n"
         "def call(): time.sleep(0.5); print('ended')\n"
         "threading.Thread(target=at_once, args=([lambda: None, call],), daemon=True).start()\n"
         "time.sleep(0.1)"
@@ -82,7 +82,7 @@ def test_a_process_ends_after_its_calls() -> None:
 def test_a_fork_has_threads_of_its_own() -> None:
     """A process that is forked after calls were made can make calls."""
     code = (
-        "import os, sys, time; from tablepuppet.wire.at_once import at_once\n"
+        "import os, sys, time; from tablepuppet.wire.engine import at_once\n"
         "at_once([lambda: time.sleep(0.01)] * 3)\n"
         "child = os.fork()\n"
         "if not child: os._exit(at_once([lambda: 1] * 3).count(1))\n"

@@ -14,8 +14,7 @@ import pytest
 
 from tablepuppet.errors import PartyError
 from tablepuppet.party.request import Request
-from tablepuppet.session import BRIEFLY, close_session
-from tablepuppet.wire.closing import Closer
+from tablepuppet.session import BRIEFLY, Closer, close_session
 from tests.relations import collect_garbage, federation, party_of
 
 ROWS = {"t": pa.table({"k": [1, 2], "x": [0.5, 1.5]})}
@@ -70,7 +69,7 @@ def test_a_fork_closes_nothing_of_its_parent(tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     script.write_text(
         "import os, sys, weakref\n"
-        "from tablepuppet.wire.closing import closer\n"
+        "from tablepuppet.session import closer\n"
         "class Thing: pass\n"
         "thing, me = Thing(), os.getpid()\n"
         "def close(whose): print(whose, 'closed by', 'parent' if os.getpid() == me else 'child', flush=True)\n"
@@ -93,7 +92,7 @@ def test_at_the_end_of_a_process_all_is_closed(tmp_path: Path) -> None:
         "class Thing: pass\n"
         "thing = Thing()\n"
         "weakref.finalize(thing, print, 'first') if 'early' in sys.argv else None\n"
-        "from tablepuppet.wire.closing import closer\n"
+        "from tablepuppet.session import closer\n"
         "closer()\n"
         "weakref.finalize(thing, closer().later, lambda: print('closed'))\n"
     )

@@ -274,13 +274,13 @@ def test_failures_at_once_are_counted(tmp_path: Path, monkeypatch: pytest.Monkey
     scans = [attacker.scan(f"SELECT repeat(code, {800 + n}) AS o FROM cards", keys=()) for n in range(8)]
     plain = [attacker.scan(f"SELECT amount + {n} AS o FROM cards", keys=()) for n in range(8)]
     nonces = [attacker.nonce() for _ in range(16)]
-    taken, told = attacker.desk.party._taken, Counter[tuple[str, str]]()
+    taken, told = attacker.desk.party._readings._taken, Counter[tuple[str, str]]()
 
     def slowly(*asked: Any) -> Any:
         time.sleep(0.05)
         return taken(*asked)
 
-    monkeypatch.setattr(attacker.desk.party, "_taken", slowly)
+    monkeypatch.setattr(attacker.desk.party._readings, "_taken", slowly)
 
     def ask(number: int, kind: str, scan: Any) -> None:
         try:

@@ -15,8 +15,8 @@ from tablepuppet.party.approval import list_jobs
 from tablepuppet.party.config import PartyFile
 from tablepuppet.party.database import Reader
 from tablepuppet.party.published import open_deliveries, open_published
+from tablepuppet.party.readings import Readings
 from tablepuppet.party.request import Request
-from tablepuppet.party.service import Party
 from tablepuppet.party.snapshot import Snapshot
 from tablepuppet.sql.plan import BranchScan, Scan, text_of
 from tablepuppet.wire.reload import changed
@@ -80,13 +80,13 @@ def test_two_scans_of_one_alias_are_refused(tmp_path: Path, monkeypatch: pytest.
 def counted_reads(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The tables that are read from now on."""
     read: list[str] = []
-    take = Party._taken
+    take = Readings._taken
 
-    def noted(party: Party, caller: str, scan: Scan, reader: Reader, secret: bytes | None) -> Snapshot:
+    def noted(readings: Readings, caller: str, scan: Scan, reader: Reader, secret: bytes | None) -> Snapshot:
         read.append(scan.table)
-        return take(party, caller, scan, reader, secret)
+        return take(readings, caller, scan, reader, secret)
 
-    monkeypatch.setattr(Party, "_taken", noted)
+    monkeypatch.setattr(Readings, "_taken", noted)
     return read
 
 
@@ -146,14 +146,14 @@ def test_a_relation_that_opens_while_rules_change_has_the_new_ones(
     analyst = attacker(tmp_path)
     scan, before = analyst.scan("SELECT amount FROM cards"), PartyFile.load(analyst.file)
     reads, goes_on = threading.Event(), threading.Event()
-    held = Party._snapshots
+    held = Readings._snapshots
 
-    def slow(party: Party, caller: str, scans: tuple[Scan, ...]) -> list[Snapshot]:
+    def slow(readings: Readings, caller: str, scans: tuple[Scan, ...]) -> list[Snapshot]:
         reads.set()
         goes_on.wait(60)
-        return held(party, caller, scans)
+        return held(readings, caller, scans)
 
-    monkeypatch.setattr(Party, "_snapshots", slow)
+    monkeypatch.setattr(Readings, "_snapshots", slow)
     request = opening(analyst, scan)
     opened = threading.Thread(target=analyst.send, args=(request,))
     opened.start()

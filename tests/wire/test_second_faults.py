@@ -13,8 +13,8 @@ import tablepuppet.learn.party_ops  # noqa: F401 - registers the ops that are as
 from tablepuppet.errors import PartyError, TablePuppetError
 from tablepuppet.learn.tables.linear import Linear
 from tablepuppet.party.ops import REGISTRY
+from tablepuppet.party.readings import Readings
 from tablepuppet.party.request import Request, Step
-from tablepuppet.party.service import Party
 from tablepuppet.wire.protocol import BusyError
 from tests.wire.hostile import Attacker, write_bank
 
@@ -111,7 +111,7 @@ def test_a_database_that_is_away_while_a_session_comes_back(
         def locked(*_: Any) -> Any:
             raise PartyError("party 'bank': its database is locked by a writer")
 
-        patch.setattr(Party, "_snapshots", locked)
+        patch.setattr(Readings, "_snapshots", locked)
         with pytest.raises(BusyError, match="locked by a writer"):
             analyst.turn(4)
     found += [analyst.turn(4), analyst.turn(5)]

@@ -39,14 +39,13 @@ from tablepuppet.arrays import Array, lossless
 from tablepuppet.errors import PartyError
 from tablepuppet.party.allowance import check_memory, check_reply, check_time
 from tablepuppet.party.arguments import GramNoise, List, Means, Name, Positive, Some, Within
-from tablepuppet.party.groups import Grouped
+from tablepuppet.party.groups import Grouped, rows_by
 from tablepuppet.party.local_table import LocalTable
 from tablepuppet.party.ops import Values, op
 from tablepuppet.party.release import Release
 from tablepuppet.party.returns import ANY, OUTPUTS, ROW_OUTPUTS, ROWS, WIDTH, Asked, Numbers, OfGroups, OfRows
 from tablepuppet.prep.encode.encode import encoded, encoded_for_noise
 from tablepuppet.prep.encode.encoded_table import EncodedTable, SealedTable, check_length
-from tablepuppet.prep.encode.gram_groups import fewest_rows, without_pairs
 from tablepuppet.privacy.clip import blocks, kept_shares
 
 Whole = NDArray[np.int64]
@@ -175,20 +174,20 @@ def gram(
 ) -> Values:  # fmt: skip
     """T^T diag(w) T / N, or K. With ``centres``, (width,), T is less these in each column; K has none.
 
-    Pairs of columns that rest on few rows have nothing to do with each other (gram_groups.py), unless the policy lets
-    the caller have products of its choice.
+    Where the policy hides small groups, and does not let the caller have products of its choice, it has nothing but the
+    squares and sums of each column: sums of products of two columns, over few rows or differing by few, are not
+    computed. Learners take the direction of their steps from it, not what they converge to.
     """
     if noise is not None:
         if centres is not None:
             raise PartyError("op 'matrix.gram': a Gram matrix with noise takes no centres")
         return {"gram": noisy_gram(table, encoded_for_noise(table, view, encoding), noise)}
     data, weights, rows = encoded(table, view, encoding), joined_counts(table, view), table.view(view)
-    found, fewest = data.gram(weights, centres), np.zeros(1, np.int64)
-    if table.grant.rules.min_group > 1 and not table.grant.rules.matrix:  # else the caller may have single rows
-        fewest = fewest_rows(data, rows.firsts, table.grant.rules.min_group)
-        few = ~table.grant.is_group(fewest)
-        found, fewest = without_pairs(data, found, weights, centres, few), np.where(few, 0, fewest)
-    return {"gram": Grouped(found / joined_rows, fewest)}
+    if table.grant.rules.min_group <= 1 or table.grant.rules.matrix:  # then the caller may have single rows
+        return {"gram": Grouped(data.gram(weights, centres) / joined_rows, 0)}
+    by_code = [rows_by(rows, codes, size) for codes, size in zip(data.codes, data.sizes, strict=True)]
+    groups = np.concatenate([np.zeros(0, np.int64), *by_code])  # numbers are as their statistics
+    return {"gram": Grouped(data.unrelated_gram(weights, centres) / joined_rows, groups)}
 
 
 def joined_counts(table: LocalTable, view: str) -> Array:

@@ -110,12 +110,15 @@ def explain(
     categorical: CategoricalOption = None,
     drop: DropOption = None,
     param: ParamOption = None,
+    analyze: Annotated[
+        bool, typer.Option("--analyze", help="Also print what reading and joining took: trips, bytes and seconds.")
+    ] = False,
     as_json: JsonOption = False,
 ) -> None:
     """Print the plan of a query: scans, filters, keys, joined rows, bytes per training round."""
     with Screen() as screen:
         relation = _relation(federation, sql, label, categorical, drop, param, screen.reader)
-        text = relation.explain()
+        text = relation.explain(analyze=analyze)
         screen.json(_summary(relation) | {"plan": text}) if as_json else screen.text(text)
 
 

@@ -129,7 +129,7 @@ def sessions(
     from tablepuppet.party.config import PartyFile
     from tablepuppet.wire.control import ask
 
-    found = ask(PartyFile.load(file), end)
+    found = ask(PartyFile.load(file, None), end)
     if as_json:
         print_json(msgspec.to_builtins(found))
         return
@@ -173,6 +173,23 @@ def audit(
         print_text(found.verdict)
     if found.problems:
         raise typer.Exit(1)
+
+
+@party.command()
+def monitor(
+    file: FileArgument,
+    port: Annotated[int, typer.Option(help="Where to listen on this machine; 0 takes a free port.")] = 0,
+    no_open: Annotated[bool, typer.Option("--no-open", help="Do not open a browser.")] = False,
+) -> None:
+    """Show who asked a party what, what left, what was refused, budgets and sessions, as pages for a browser.
+
+    For the party's operator, on its machine; prints one line, the address, which holds a token. Needs the extra
+    `monitor`.
+    """
+    from tablepuppet.monitor.door import serve as serve_pages
+    from tablepuppet.monitor.operator import operator_app
+
+    serve_pages(operator_app(file), port, open_browser=not no_open, what="party monitor")
 
 
 @party.command()
@@ -278,7 +295,7 @@ def _state_of(file: Path) -> tuple[Path, str]:
     """The state folder of a party file, and the party's name."""
     from tablepuppet.party.config import PartyFile
 
-    settings = PartyFile.load(file)
+    settings = PartyFile.load(file, None)
     if settings.state_dir is None:
         raise ConfigError(f"party file {str(file)!r}: it names no state_dir, so there is nothing to keep")
     return Path(settings.state_dir), settings.name

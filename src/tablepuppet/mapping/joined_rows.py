@@ -15,7 +15,7 @@ memory in every round would cost more than the computation. Nothing here is sent
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Concatenate, ParamSpec, TypeVar
@@ -43,6 +43,16 @@ class Meetings:
     groups: NDArray[np.integer[Any]]
     rows: NDArray[np.integer[Any]]
     counts: NDArray[np.integer[Any]]
+
+
+@dataclass(frozen=True)
+class GroupedSums:
+    """Sums by group and base row, of the pairs that occur: by group, and by row within each group."""
+
+    rows: NDArray[np.integer[Any]]  # of the table
+    sizes: NDArray[np.integer[Any]]  # base rows of each group
+    counts: NDArray[np.integer[Any]] | None  # joined rows of each pair; None: one each
+    sums: Array  # (pairs, columns)
 
 
 class Stored(dict[Column, NDArray[Any]]):
@@ -325,6 +335,33 @@ class JoinedRows:
         found = on_all_cores(count, pieces(len(groups), size=max(SCATTER_CHUNK, 4 * bins)))
         total = found[0] if len(found) == 1 else np.sum(found, axis=0)
         return np.asarray(total).reshape(table.rows, size)
+
+    def sums_by(self, alias: str, groups: Column, size: int, columns: Sequence[Column]) -> GroupedSums:
+        """Columns of one number per row, summed by (group, base row of a table).
+
+        ``groups`` is a column of numbers below ``size``; a row with a negative one is in no group.
+        """
+        table, numbers = self.mapping.tables[alias], self._whole.stored[groups]
+        values = [self._whole.stored[column] for column in columns]
+        chosen = np.flatnonzero(numbers >= 0)
+        inside = numbers[chosen]
+        if table.is_identity:
+            order = chosen[np.argsort(inside, kind="stable")]
+            sums = np.stack([each[order] for each in values], axis=1) if values else np.empty((len(order), 0))
+            return GroupedSums(order, np.bincount(inside, minlength=size), None, sums)
+        pairs = inside * np.int64(table.rows) + table.index[chosen]
+        found = pairs
+        if size * table.rows > MOST_CELLS * len(self):
+            found, pairs = np.unique(pairs, return_inverse=True)
+            counts = np.bincount(pairs, minlength=len(found))
+            filled = np.arange(len(found))
+        else:
+            counts = np.bincount(pairs, minlength=size * table.rows)
+            filled = found = np.flatnonzero(counts)
+        kept = [np.bincount(pairs, each[chosen], len(counts))[filled] for each in values]
+        by_group = np.bincount(found // max(table.rows, 1), minlength=size)
+        sums = np.stack(kept, axis=1) if kept else np.empty((len(found), 0))
+        return GroupedSums(found % max(table.rows, 1), by_group, counts[filled], sums)
 
     def carried(self, source: str, target: str, values: Floats, weights: Array | None = None) -> Array:
         """Values of one table's rows, (rows, k), summed at another's by how often they are joined: S_t^T S_s values.

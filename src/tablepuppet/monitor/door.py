@@ -107,6 +107,7 @@ def serve(app: FastAPI, port: int, *, open_browser: bool, what: str, host: str =
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         listener.bind((host, port))
+        listener.listen()  # so that the address can be opened as soon as it is printed
     except OSError as error:
         listener.close()
         raise ConfigError(f"port {port} cannot be listened at ({error.strerror}): name another with --port") from error

@@ -105,7 +105,7 @@ def nothing_here(places: Sequence[str]) -> Markup:
     """What to do where there is no run."""
     return tag(
         "section",
-        tag("p", "No runs are here yet.", cls="sentence"),
+        tag("h1", "No runs are here yet.", cls="sentence"),
         tag("p", f"Looked in: {', '.join(places)}. Runs show up by themselves when they begin:"),
         tag("pre", "tablepuppet train job.toml"),
         tag("p", "or in a program of yours:"),

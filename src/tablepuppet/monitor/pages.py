@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import importlib
 import logging
+import threading
+import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -20,14 +22,18 @@ if TYPE_CHECKING:
     from fastapi import FastAPI
 
 EVERY = 1.0  # seconds
+SLOWLY = 3.0
 STYLE, SCRIPT = (Path(__file__).with_name(name).read_text("utf-8") for name in ("style.css", "page.js"))
 _LOG = logging.getLogger("tablepuppet")
 _NONE = tag("span", "")
 Build = TypeVar("Build", bound=Callable[..., None])
 
 
-def new_app(title: str) -> tuple[Any, FastAPI]:
-    """NiceGUI's elements, and an application that serves pages made of them; ConfigError where it is not installed."""
+def new_app(title: str, files: Mapping[str, Callable[[Mapping[str, str]], Any]] | None = None) -> tuple[Any, FastAPI]:
+    """NiceGUI's elements, and an application that serves pages made of them; ConfigError where it is not installed.
+
+    ``files`` are functions of what a request asks, by address; each returns a response of Starlette.
+    """
     try:
         ui: Any = importlib.import_module("nicegui").ui
     except ImportError as error:
@@ -35,6 +41,8 @@ def new_app(title: str) -> tuple[Any, FastAPI]:
     from fastapi import FastAPI
 
     app = FastAPI(docs_url=None, redoc_url=None, openapi_url=None)
+    for address, answer in (files or {}).items():
+        app.router.add_route(address, _endpoint(answer))
     ui.run_with(app, title=title, dark=None, tailwind=False, show_welcome_message=False, language="en-US")
     return ui, app
 
@@ -47,6 +55,10 @@ def page(ui: Any, address: str, title: str) -> Callable[[Build], Build]:
         return build
 
     return built
+
+
+def _endpoint(answer: Callable[[Mapping[str, str]], Any]) -> Callable[[Any], Any]:
+    return lambda request: answer(request.query_params)
 
 
 class Live:
@@ -69,6 +81,23 @@ class Live:
                 element.set_content(now)
 
         self._parts.append(again)
+
+    def slow_html(self, read: Callable[[], Markup | None]) -> None:
+        """A part of HTML that asks somebody: made in a thread, every few seconds."""
+        shown = [tag("p", "…", cls="empty")]
+        asked = [0.0, 0.0]  # when it was last begun, and whether it is under way
+
+        def work() -> None:
+            shown[0] = _html_of(read)
+            asked[1] = 0.0
+
+        def now() -> Markup:
+            if not asked[1] and time.monotonic() - asked[0] > SLOWLY:
+                asked[:] = time.monotonic(), 1.0
+                threading.Thread(target=work, name="page", daemon=True).start()
+            return shown[0]
+
+        self.html(now)
 
     def chart(self, read: Callable[[], dict[str, Any]], label: str, *, tall: bool = False) -> None:
         """A chart, with a label for those who do not see it; hidden while it has nothing to show."""

@@ -32,6 +32,9 @@ from tablepuppet.wire.outbox import Answer, Outbox
 Replies = dict[str, list[Mapping[str, Any]]]
 """By alias, one reply per shard that takes part."""
 
+Arguments = Mapping[str, Mapping[str, Any]] | Callable[[str, ShardRows], Mapping[str, Any] | None]
+"""Of an op: by alias, the same for all shards of a table; or of each shard, None to leave it out."""
+
 Bounds = Callable[[str], Mapping[str, float]]
 """By alias: about how large each value of a reply can be, from what the coordinator knows."""
 
@@ -151,12 +154,12 @@ class Client:
     def ask(
         self,
         op: str,
-        arguments: Callable[[str, ShardRows], Mapping[str, Any] | None],
+        arguments: Arguments,
         instead: Callable[[str, ShardRows], Mapping[str, Any]] | None = None,
         bounds: Bounds | None = None,
         only: Collection[str] | None = None,
     ) -> Pending:
-        """Run ``op`` at every shard; ``arguments`` returns the arguments for one shard, or None to leave it out.
+        """Run ``op`` at the shards of the tables that ``arguments`` names, or for whose shards it returns some.
 
         ``instead`` returns the substitute for the reply of a shard whose party is lost. ``bounds`` are for an op
         whose replies are only added up: where a table's shards have a roster, they mask them. ``only`` these tables
@@ -172,7 +175,7 @@ class Client:
                 continue
             asked = []
             for shard in shards:
-                given = arguments(alias, shard)
+                given = arguments.get(alias) if isinstance(arguments, Mapping) else arguments(alias, shard)
                 if given is not None:
                     asked.append((shard, given))
             if not asked:
@@ -188,7 +191,7 @@ class Client:
 
     def ask_table(self, op: str, alias: str, arguments: Mapping[str, Any]) -> list[Mapping[str, Any]]:
         """Run ``op`` at every shard of one table, with the same arguments, and read the replies."""
-        return self.ask(op, lambda *_: arguments, only=(alias,)).read()[alias]
+        return self.ask(op, {alias: arguments}).read()[alias]
 
     def _check(self, op: Op, step: Step, shard: ShardRows) -> Callable[[Mapping[str, Any]], None]:
         """A function that checks the reply to a step against the request, the shard and the model."""

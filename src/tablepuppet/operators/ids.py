@@ -93,7 +93,7 @@ def joined_ids(client: Client, names: Sequence[str]) -> pa.Table:
     by_alias: dict[str, list[str]] = {}
     for field in asked.values():
         by_alias.setdefault(field.alias, []).append(field.column)
-    pending = client.ask("rows.ids", lambda alias, _: {"columns": by_alias[alias]} if alias in by_alias else None)
+    pending = client.ask("rows.ids", {alias: {"columns": each} for alias, each in by_alias.items()})
     replies = pending.read()
     base = {alias: _of_shards(client, alias, columns, replies[alias]) for alias, columns in by_alias.items()}
     return pa.table(

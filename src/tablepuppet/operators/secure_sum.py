@@ -90,13 +90,13 @@ def _check_stand_ins(client: Client, secured: set[str]) -> None:
 def _exchange(client: Client, aliases: list[str]) -> None:
     if not aliases:
         return
-    hellos = client.ask("secure.hello", lambda alias, _: {} if alias in aliases else None)
+    hellos = client.ask("secure.hello", {alias: {} for alias in aliases})
     keys = {
         alias: [(reply["certificates"], reply["public"], reply["signature"]) for reply in replies]
         for alias, replies in hellos.read().items()
         if alias in aliases
     }
-    rosters = client.ask("secure.roster", lambda alias, _: {"hellos": keys[alias]} if alias in keys else None)
+    rosters = client.ask("secure.roster", {alias: {"hellos": each} for alias, each in keys.items()})
     replies = rosters.read()
     signed = {alias: [(reply["name"], reply["signature"]) for reply in replies[alias]] for alias in aliases}
-    client.ask("secure.confirm", lambda alias, _: {"signatures": signed[alias]} if alias in signed else None)
+    client.ask("secure.confirm", {alias: {"signatures": each} for alias, each in signed.items()})

@@ -78,10 +78,10 @@ _PLAIN: Mapping[Any, tuple[type, ...]] = {
 _WORDS = {NoneType: "nothing", str: "a text", bytes: "bytes", bool: "true or false"}
 
 
-class Kind(NamedTuple):
-    """What a declared type takes: whether it takes a value, and in words."""
+class Domain(NamedTuple):
+    """The values that a declared type takes: whether it has one, and in words."""
 
-    takes: Callable[[Any], bool]
+    has: Callable[[Any], bool]
     words: str
 
 
@@ -103,8 +103,8 @@ class Parameters:
         return {name: found[name] for name in list(self._signature.parameters)[1:]}
 
     @cached_property
-    def _kinds(self) -> dict[str, Kind]:
-        return {name: kind_of(hint) for name, hint in self.hints.items()}
+    def _domains(self) -> dict[str, Domain]:
+        return {name: domain_of(hint) for name, hint in self.hints.items()}
 
     @cached_property
     def _structs(self) -> dict[str, Any]:
@@ -139,8 +139,8 @@ class Parameters:
             self._bind(arguments)
         for name, value in arguments.items():
             declared = name if name in known else self.others
-            if declared is None or not self._kinds[declared].takes(value):
-                takes = "" if declared is None else f": it takes {self._kinds[declared].words}"
+            if declared is None or not self._domains[declared].has(value):
+                takes = "" if declared is None else f": it takes {self._domains[declared].words}"
                 raise PartyError(f"op {self.op!r}: argument {name!r} is not of the kind or size that it takes{takes}")
 
     def _bind(self, arguments: Mapping[str, Any]) -> None:
@@ -157,7 +157,7 @@ def fits(value: Any, hint: Any) -> bool:
     >>> fits([3, 4], Sequence[Some]), fits([3, 0], Sequence[Some]), fits(True, float), fits(1e300, float)
     (True, False, False, False)
     """
-    return kind_of(hint).takes(value)
+    return domain_of(hint).has(value)
 
 
 def described(hint: Any) -> str:
@@ -166,35 +166,36 @@ def described(hint: Any) -> str:
     >>> described(Multiplier | None), described(Layers)
     ('a number from 1e-06 to 1e+06, or nothing', 'at most 16 of: a number from 1 to 10000')
     """
-    return kind_of(hint).words
+    return domain_of(hint).words
 
 
 @lru_cache(1024)  # asked for with every column
-def kind_of(hint: Any) -> Kind:
+def domain_of(hint: Any) -> Domain:
     """What a declared type takes."""
     origin, inner = get_origin(hint), get_args(hint)
     if origin is Annotated:
         return _annotated(inner[0], inner[1])
     if origin is Literal:
-        return Kind(lambda value: isinstance(value, str) and value in inner, f"one of {', '.join(map(repr, inner))}")
+        return Domain(lambda value: isinstance(value, str) and value in inner, f"one of {', '.join(map(repr, inner))}")
     if origin in (Union, UnionType):
-        kinds = [kind_of(each) for each in inner]
-        return Kind(lambda value: any(kind.takes(value) for kind in kinds), ", or ".join(kind.words for kind in kinds))
+        domains = [domain_of(each) for each in inner]
+        words = ", or ".join(each.words for each in domains)
+        return Domain(lambda value: any(each.has(value) for each in domains), words)
     if origin is np.ndarray:
-        return Kind(_array(get_args(inner[1])[0], Within()), f"an array of finite numbers up to {LARGEST:g}")
+        return Domain(_array(get_args(inner[1])[0], Within()), f"an array of finite numbers up to {LARGEST:g}")
     if origin is tuple:
-        parts = [kind_of(each) for each in inner]
-        return Kind(partial(_is_tuple, parts), f"a list of: {', '.join(part.words for part in parts)}")
+        parts = [domain_of(each) for each in inner]
+        return Domain(partial(_is_tuple, parts), f"a list of: {', '.join(part.words for part in parts)}")
     if origin is Sequence:
-        item = kind_of(inner[0])
-        return Kind(partial(_is_list, item, 0, MOST_ITEMS), f"a list of: {item.words}")
+        item = domain_of(inner[0])
+        return Domain(partial(_is_list, item, 0, MOST_ITEMS), f"a list of: {item.words}")
     if is_family(hint):  # more members may be defined later
-        return Kind(lambda value: kind_of(one_of(hint)).takes(value), kind_of(one_of(hint)).words)
+        return Domain(lambda value: domain_of(one_of(hint)).has(value), domain_of(one_of(hint)).words)
     if _is_struct(hint):
-        return Kind(_struct(hint), f"{hint.__name__} with {', '.join(hint.__struct_fields__)}")
+        return Domain(_struct(hint), f"{hint.__name__} with {', '.join(hint.__struct_fields__)}")
     if hint not in _PLAIN:
         raise TypeError(f"an op takes no {hint}: annotate it by Sequence, tuple, a Struct, an array or a plain type")
-    return Kind(partial(_is_plain, hint), _WORDS.get(hint, f"a number up to {LARGEST:g}"))
+    return Domain(partial(_is_plain, hint), _WORDS.get(hint, f"a number up to {LARGEST:g}"))
 
 
 def one_of(hint: Any) -> Any:
@@ -234,7 +235,7 @@ def _struct(hint: type[Struct]) -> Callable[[Any], bool]:
     """A mapping with the fields of a Struct and its tag, or such a Struct itself."""
     config = hint.__struct_config__
     tag = {} if config.tag is None else {config.tag_field: config.tag}
-    checks = {field.name: kind_of(field.type).takes for field in msgspec.structs.fields(hint)}
+    checks = {field.name: domain_of(field.type).has for field in msgspec.structs.fields(hint)}
 
     def check(value: Any) -> bool:
         if isinstance(value, Struct):
@@ -249,37 +250,37 @@ def _struct(hint: type[Struct]) -> Callable[[Any], bool]:
     return check
 
 
-def _annotated(hint: Any, limits: Within | Meta) -> Kind:
+def _annotated(hint: Any, limits: Within | Meta) -> Domain:
     if isinstance(limits, Within):
         words = f"an array of finite numbers from {limits.least:g} to {limits.most:g}"
-        return Kind(_array(get_args(get_args(hint)[1])[0], limits), words)
+        return Domain(_array(get_args(get_args(hint)[1])[0], limits), words)
     if get_origin(hint) is Sequence:
-        item, longest = kind_of(get_args(hint)[0]), limits.max_length or MOST_ITEMS
-        return Kind(partial(_is_list, item, limits.min_length or 0, longest), f"at most {longest} of: {item.words}")
+        item, longest = domain_of(get_args(hint)[0]), limits.max_length or MOST_ITEMS
+        return Domain(partial(_is_list, item, limits.min_length or 0, longest), f"at most {longest} of: {item.words}")
     if limits.pattern is not None:
         pattern = re.compile(limits.pattern)
-        return Kind(
+        return Domain(
             lambda value: isinstance(value, str) and pattern.fullmatch(value) is not None,
             f"a text such as {limits.pattern}",
         )
     plain, least, most = _PLAIN[hint], limits.ge, limits.le
     assert least is not None, "numbers have limits at both ends"
     assert most is not None, "numbers have limits at both ends"
-    return Kind(
+    return Domain(
         lambda value: _is_of(plain, hint, value) and bool(least <= value <= most),
         f"a number from {least:g} to {most:g}",
     )
 
 
-def _is_list(item: Kind, least: int, most: int, value: Any) -> bool:
-    return isinstance(value, list | tuple) and least <= len(value) <= most and all(map(item.takes, value))
+def _is_list(item: Domain, least: int, most: int, value: Any) -> bool:
+    return isinstance(value, list | tuple) and least <= len(value) <= most and all(map(item.has, value))
 
 
-def _is_tuple(parts: Sequence[Kind], value: Any) -> bool:
+def _is_tuple(parts: Sequence[Domain], value: Any) -> bool:
     return (
         isinstance(value, list | tuple)
         and len(value) == len(parts)
-        and all(part.takes(each) for part, each in zip(parts, value, strict=True))
+        and all(part.has(each) for part, each in zip(parts, value, strict=True))
     )
 
 

@@ -80,7 +80,7 @@ class AuditReport(msgspec.Struct, frozen=True):
 
 def read_audit(path: Path, since: str | None = None, caller: str | None = None) -> AuditReport:
     """The lines of a party's audit log from a moment on, and of a caller; ConfigError if there is no log."""
-    settings = PartyFile.load(path)
+    settings = PartyFile.load(path, None)
     log, state = Path(settings.audit_log), None if settings.state_dir is None else Path(settings.state_dir)
     start = None if since is None else _moment(since)
     if not log.parent.is_dir():

@@ -112,8 +112,11 @@ class PartyFile(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_only
     limits: Annotated[Limits, Meta(description="how much callers may take")] = Limits()
 
     @classmethod
-    def load(cls, path: str | Path, environment: Mapping[str, str] = os.environ) -> PartyFile:
-        """The settings of a file, checked as far as that is possible without opening anything else."""
+    def load(cls, path: str | Path, environment: Mapping[str, str] | None = os.environ) -> PartyFile:
+        """The settings of a file, checked as far as that is possible without opening anything else.
+
+        Without an ``environment``, for who does not open the database: its URL is as it stands.
+        """
         file = Path(path)
         raw = read_toml(file, "party file")
         try:
@@ -245,7 +248,7 @@ def is_loopback(host: str) -> bool:
         return host == "localhost"
 
 
-def _absolute(settings: PartyFile, folder: Path, environment: Mapping[str, str]) -> PartyFile:
+def _absolute(settings: PartyFile, folder: Path, environment: Mapping[str, str] | None) -> PartyFile:
     """The settings with the database's variables filled in and every path from the file's folder."""
 
     def path(text: str) -> str:
@@ -254,7 +257,9 @@ def _absolute(settings: PartyFile, folder: Path, environment: Mapping[str, str])
     tls = settings.tls and TlsPaths(path(settings.tls.cert), path(settings.tls.key), path(settings.tls.ca))
     return msgspec.structs.replace(
         settings,
-        database=anchored(_filled(settings.database, environment), folder),
+        database=settings.database
+        if environment is None
+        else anchored(_filled(settings.database, environment), folder),
         blinding_key=path(settings.blinding_key),
         audit_log=path(settings.audit_log),
         state_dir=settings.state_dir and path(settings.state_dir),

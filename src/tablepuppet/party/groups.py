@@ -5,8 +5,9 @@ the policy's ``min_group`` says; else nothing of the reply leaves. An op that re
 of its reply what it rests on (`OfGroups`, `OfRows`, `OfNoCell` in returns.py): without that, a table with a
 ``min_group`` refuses the op before a row is read. Values that rest on groups are returned as `Grouped`, with how many
 different rows are in every group: those that are published, and those that follow as differences of published ones.
-How many they are is the op's word, except that no group has more different rows than the relation: an op that counts
-how often rows are joined is refused. A wrong word is found by sessions that ask each op about tables with and without
+Which rows these are is the op's word, as the service cannot know what a number was computed from: counting them here
+would only be of what the op names. But no group has more different rows than the relation: an op that counts how often
+rows are joined is refused. A wrong word is found by sessions that ask each op about tables with and without
 the cells of small groups (`tests/party/test_total_ops.py`, `benchmarks.fuzz`).
 
 Ops pool or leave out small groups by themselves, so that honest requests get an answer. This check is for those that

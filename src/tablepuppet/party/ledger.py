@@ -207,6 +207,12 @@ class Ledger:
             totals = {who: _total(ledger, table.lower(), who) for who in dict.fromkeys((_EVERYBODY, *found))}
         return [_account(table.lower(), who, total, budget) for who, total in totals.items()]
 
+    def began(self, table: str) -> str | None:
+        """When a table was first charged (UTC); None if it never was."""
+        with self._transaction() as ledger:
+            found = ledger.execute("SELECT min(first) FROM charges WHERE table_name = ?", (table.lower(),)).fetchone()
+        return None if found is None or found[0] is None else str(found[0])
+
     def _check(self, table: str, caller: str, funds: Funds, cost: Spending) -> None:
         if funds.allows(cost):
             return

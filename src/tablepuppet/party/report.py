@@ -110,9 +110,17 @@ def inspect(path: Path) -> PartyReport:
     )
 
 
+def first_charges(settings: PartyFile) -> dict[str, str]:
+    """When each table of a party was first charged (UTC); those that never were are left out."""
+    if settings.state_dir is None or not check_ledger(Path(settings.state_dir)):
+        return {}
+    ledger = Ledger(Path(settings.state_dir) / FILE, settings.name)
+    return {name.lower(): began for name in settings.tables if (began := ledger.began(name)) is not None}
+
+
 def spent(path: Path) -> list[Account]:
     """What was spent of the budget of every table in a party file; ConfigError if the party keeps no ledger."""
-    settings = PartyFile.load(path)
+    settings = PartyFile.load(path, None)
     if settings.state_dir is None:
         raise ConfigError(f"party file {str(path)!r}: it names no state_dir, so the party keeps no ledger")
     file, policy = Path(settings.state_dir) / FILE, settings.policy()

@@ -10,10 +10,8 @@ import hashlib
 import hmac
 import secrets
 import threading
-import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -22,12 +20,12 @@ import msgspec
 
 import tablepuppet.party.rows  # noqa: F401 - registers its ops
 from tablepuppet.errors import PartyError
-from tablepuppet.party.allowance import Allowance, allowed, check_reply, check_time, ran_out
+from tablepuppet.party.allowance import Allowance, allowed, check_reply, check_time
 from tablepuppet.party.audit import AuditLog, Entry, Outcome
 from tablepuppet.party.beside import columns_beside
 from tablepuppet.party.blind import derive_key
-from tablepuppet.party.bounded import MEMORY_BYTES, Bounded, MemoryAccount, Owned, size_of
-from tablepuppet.party.database import Database, Reader, SourceTable
+from tablepuppet.party.bounded import Bounded, MemoryAccount, Owned, size_of
+from tablepuppet.party.database import Database, SourceTable
 from tablepuppet.party.databases.servers import AllInUseError
 from tablepuppet.party.delivery import Deliveries
 from tablepuppet.party.grant import Grant
@@ -40,11 +38,11 @@ from tablepuppet.party.openings import Openings
 from tablepuppet.party.ops import Op, Values, find_op
 from tablepuppet.party.origins import Origin, Reached
 from tablepuppet.party.policy import Level, Policy, TableRule, Use
+from tablepuppet.party.readings import Readings
 from tablepuppet.party.release import BY_ROW, Release
 from tablepuppet.party.request import UNDECLARED, Declared, Reply, Request
 from tablepuppet.party.secure_ops import answered
 from tablepuppet.party.secure_table import SecureTable
-from tablepuppet.party.snapshot import EvaluationError, Snapshot, take_snapshot
 from tablepuppet.privacy.accountant import Spending
 from tablepuppet.privacy.signed_keys import Identity
 from tablepuppet.sql.catalog import Shard
@@ -80,7 +78,6 @@ class Party:
         deliveries: Deliveries | None = None,
     ):
         self.name = name
-        self._database = database
         self._blinding_key = blinding_key
         self._guard = Guard(name, policy or Policy(), state_dir)
         limits = self._guard.policy.limits
@@ -96,10 +93,7 @@ class Party:
         self._shelves = Shelves(name, state_dir, limits.max_models, limits.kept_bytes)
         self._category_secrets: dict[str, bytes] = {}
         self._openings = Openings(name)
-        self._row_counts: dict[str, int] = {}  # of tables, as the database last counted; 0 where it never did
-        self._rows_read: dict[str, int] = {}  # of tables, when all of them was last read
-        self._snapshot_ttl = snapshot_ttl
-        self._read: dict[tuple[str, str], tuple[float, list[Snapshot]]] = {}
+        self._readings = Readings(database, self._guard, self._account, row_secret, snapshot_ttl)
         self._lock = threading.Lock()
 
     def answer(
@@ -231,11 +225,9 @@ class Party:
     ) -> None:
         """Have other rules from now on, and what they publish; sessions that are open keep those of their tables."""
         with self._lock:
-            self._guard.policy, self._database, self._deliveries = policy, database, deliveries
+            self._guard.policy, self._deliveries = policy, deliveries
             self._identity = None if identity is None else lambda: identity
-            read, self._read, self._row_counts, self._rows_read = list(self._read), {}, {}, {}
-        for caller, text in read:
-            self._account(caller).drop(("read", text))
+        self._readings.adopt(database)
 
     def tables_of(self, caller: str, session: str) -> list[str]:
         """The names of the tables that a session is over."""
@@ -244,7 +236,7 @@ class Party:
 
     def reach_database(self) -> None:
         """PartyError unless the database can be opened now, or is open as often as it may be."""
-        with suppress(AllInUseError), self._database.reader():
+        with suppress(AllInUseError), self._readings.database.reader():
             pass
 
     def measure(self, metrics: Metrics) -> None:
@@ -265,22 +257,7 @@ class Party:
         """The tables this party publishes to a caller."""
         with self._audit.entry(caller, "", "describe", releases=Release.SCHEMA) as entry:
             self._guard.admit(caller)  # before the database is asked
-            tables = self._guard.published(caller, self._database.tables())
-            self._note_rows(tables)
-            return entry.reply([self._shard(caller, self._as_read(table)) for table in tables])
-
-    def _note_rows(self, tables: Iterable[SourceTable]) -> None:
-        """Know how many rows tables have, if they were counted: an estimate changes while rows stay as they are."""
-        for table in tables:
-            if table.estimated:
-                self._row_counts.setdefault(table.name.lower(), 0)
-            else:
-                self._row_counts[table.name.lower()] = table.rows
-
-    def _as_read(self, table: SourceTable) -> SourceTable:
-        """A table whose rows are not counted, with as many as it had when all of it was last read."""
-        read = self._rows_read.get(table.name.lower()) if table.estimated else None
-        return table if read is None else replace(table, rows=read)
+            return entry.reply([self._shard(caller, table) for table in self._readings.published(caller)])
 
     def _shard(self, caller: str, table: SourceTable) -> Shard:
         policy = self._guard.policy
@@ -342,7 +319,7 @@ class Party:
             entry.columns = sorted({f"{scan.table}.{name}" for scan in listed for name in scan.read})
             if not again:
                 self._openings.check(caller, session, given, blinds=blinds)
-            for scan, snapshot in zip(listed, self._held(caller, session, listed), strict=True):
+            for scan, snapshot in zip(listed, self._readings.of_session(caller, session, listed), strict=True):
                 grant, peers = grants[scan.alias], self._guard.policy.peers
                 tables[scan.alias] = LocalTable(
                     snapshot=snapshot,
@@ -365,10 +342,10 @@ class Party:
                     _shelf=self._shelves.of(caller),
                     made=made or Unlogged(),
                     charged=partial(self._charge, caller, grant),
-                    split_by=partial(self._split, caller, grant),
+                    split_by=partial(self._readings.split, caller, grant),
                     refine=partial(self._guard.refine, caller, grant),
-                    _read_now=self._whole,
-                    _read_beside=partial(columns_beside, snapshot, database=self._database),
+                    _read_now=self._readings.whole,
+                    _read_beside=partial(columns_beside, snapshot, database=self._readings.database),
                     deliveries=self._deliveries,
                 )
             if caller != HERE:
@@ -379,52 +356,6 @@ class Party:
             entry.rows = sum(table.snapshot.rows for table in tables.values())
             return entry.reply({alias: table.snapshot.rows for alias, table in tables.items()})
 
-    def _held(self, caller: str, session: str, scans: tuple[Scan, ...]) -> list[Snapshot]:
-        """What the scans of a session read, if there is room for it.
-
-        If noise is required, this depends on public values only. Otherwise it depends on the lengths of texts, and a
-        refusal counts as a query that fails.
-        """
-        account = self._account(caller)
-        with self._guard.evaluating(caller, scans):
-            before = account.total
-            try:
-                found = self._snapshots(caller, scans)
-                account.put((session,), sum(map(self._size, found)))
-            except PartyError as error:
-                for scan in scans if error.limit == MEMORY_BYTES else ():
-                    if not self._demands_noise(scan):
-                        self._guard.failed(caller, scan, beside=before)
-                raise
-        return found
-
-    def _size(self, snapshot: Snapshot) -> int:
-        """Bytes that a snapshot is counted as."""
-        return snapshot.public_nbytes if self._demands_noise(snapshot.scan) else snapshot.nbytes
-
-    def _demands_noise(self, scan: Scan) -> bool:
-        rules = self._guard.policy.table(scan.table)
-        return rules is not None and bool(rules.budget.require_dp)
-
-    def _whole(self, scan: Scan) -> Snapshot:
-        """What a scan reads now, with NULL where an expression fails; it stays at the party."""
-        with self._database.reader() as reader:
-            return take_snapshot(scan, reader, None, True, self._demands_noise(scan))
-
-    def _is_total(self, scan: Scan) -> bool:
-        """Whether no expression may fail: to another caller, or where noise is demanded, that would reveal a row."""
-        return self._row_secret is not None or self._demands_noise(scan)
-
-    def _split(self, caller: str, grant: Grant, chosen: str) -> None:
-        """Count a split; if the number of a table's rows has changed, counting starts again, since their order is new.
-
-        Of a table whose rows are not counted, it never does.
-        """
-        name = grant.table.lower()
-        if name not in self._row_counts and self._guard.policy.limits.max_splits is not None:
-            self._note_rows(self._database.tables([grant.table]))
-        self._guard.split(caller, grant, chosen, self._row_counts.get(name, 0))
-
     def _charge(self, caller: str, grant: Grant, cost: Spending, purpose: str, release: str | None, line: str) -> None:
         if self._ledger is not None:
             self._ledger.charge(
@@ -434,46 +365,6 @@ class Party:
 
     def _bounded(self, what: str, limit: str, account: MemoryAccount) -> Bounded:
         return Bounded(f"party {self.name!r}, {what}", limit, getattr(self._guard.policy.limits, limit), account)
-
-    def _snapshots(self, caller: str, scans: tuple[Scan, ...]) -> list[Snapshot]:
-        """What the scans read, as of one moment; what this caller read a short time ago may do."""
-        now = time.monotonic()
-        with self._lock:
-            late = [key for key, kept in self._read.items() if kept[0] <= now]
-            for key in late:
-                del self._read[key]
-            known = self._read.get((caller, repr(scans)))
-        for owner, text in late:
-            self._account(owner).drop(("read", text))
-        if not scans:  # a session for the caller's parts of models
-            return []
-        if known is not None:
-            return [snapshot.again() for snapshot in known[1]]
-        secret = None if self._row_secret is None else derive_key(self._row_secret, "row ids", caller)
-        account, found, size = self._account(caller), list[Snapshot](), 0
-        with self._database.reader() as reader:
-            for scan in scans:
-                found.append(self._taken(caller, scan, reader, secret))
-                account.check(size := size + self._size(found[-1]))  # before the next takes more
-        self._rows_read |= {
-            each.scan.table.lower(): each.own_rows
-            for each in found
-            if "" in each.scan.filters and each.scan.view is None
-        }
-        if self._snapshot_ttl > 0:
-            with suppress(PartyError):  # without room it is read again
-                self._account(caller).put(("read", repr(scans)), sum(map(self._size, found)))
-                with self._lock:
-                    self._read[caller, repr(scans)] = (now + self._snapshot_ttl, found)
-        return found
-
-    def _taken(self, caller: str, scan: Scan, reader: Reader, secret: bytes | None) -> Snapshot:
-        try:
-            return take_snapshot(scan, reader, secret, self._is_total(scan), self._demands_noise(scan))
-        except Exception as error:
-            if isinstance(error, EvaluationError) or ran_out(error):
-                self._guard.failed(caller, scan)
-            raise
 
     def run(
         self, caller: str, session: str, op: str, alias: str, arguments: Mapping[str, Any], outcome: Outcome = "ok",

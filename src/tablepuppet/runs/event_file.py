@@ -33,6 +33,25 @@ Outcome = Literal["finished", "failed", "stopped"]
 _LOG = logging.getLogger("tablepuppet")
 
 
+def sayable(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Settings of a learner that events may hold: numbers and names, but no list of classes and no weight of one.
+
+    >>> sayable({"l2": 0.1, "solver": "sgd", "hidden": (16,), "class_weight": {"ill": 2.0}})
+    {'l2': 0.1, 'solver': 'sgd', 'hidden': [16]}
+    >>> sayable({"privacy": {"label_epsilon": 1.0, "label_classes": ["ill", "well"], "label_bounds": [0, 1]}})
+    {'privacy': {'label_epsilon': 1.0}}
+    """
+    found: dict[str, Any] = {}
+    for name, value in settings.items():
+        if isinstance(value, Mapping) and name in ("privacy", "solver"):
+            found[name] = {inner: each for inner, each in value.items() if isinstance(each, bool | int | float)}
+        elif isinstance(value, bool | int | float | str | None):
+            found[name] = value
+        elif isinstance(value, list | tuple) and all(isinstance(each, int | float) for each in value):
+            found[name] = list(value)
+    return found
+
+
 class KeptEvent(msgspec.Struct, frozen=True, omit_defaults=True):
     """A line of the file; see `Event`."""
 

@@ -127,6 +127,11 @@ def one_run(part: str = "") -> Iterator[None]:
         _PART.reset(tokens[1])
 
 
+def current_run() -> str | None:
+    """The id of the run that goes on here; None outside of one."""
+    return _RUN.get()
+
+
 def state_of(run: str) -> State:
     """Whether a run goes on, has ended, or was stopped by an exception."""
     return "runs" if run in _LIVE else "stopped" if run in _FAILED else "ended"

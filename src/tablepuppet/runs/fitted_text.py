@@ -8,6 +8,7 @@ import shutil
 import sys
 import textwrap
 from collections.abc import Iterator
+from contextlib import suppress
 
 from rich.cells import cell_len
 from rich.console import Console, ConsoleOptions, RenderResult
@@ -34,11 +35,15 @@ def in_window(text: str) -> str:
 
 
 def print_beside(text: str) -> None:
-    """Print to standard error; on a terminal lines break between words."""
-    out = sys.stderr
-    if hasattr(out, "isatty") and out.isatty():
-        text = fitted(text, os.get_terminal_size(out.fileno()).columns or UNBOUNDED)
-    print(text, file=out, flush=True)
+    """Print to standard error; on a terminal lines break between words. Where that is closed or gone, nothing is said:
+    a fit does not end because nobody reads on.
+    """
+    out, width = sys.stderr, 0
+    with suppress(OSError, ValueError):  # what takes itself for a terminal may have no size
+        if hasattr(out, "isatty") and out.isatty():
+            width = os.get_terminal_size(out.fileno()).columns or UNBOUNDED
+    with suppress(OSError, ValueError):
+        print(fitted(text, width) if width else text, file=out, flush=True)
 
 
 def fitted(text: str, width: int) -> str:

@@ -38,7 +38,7 @@ JOINS = {
 """By the word before JOIN; for all others there is no way yet."""
 
 CLAUSES = {
-    "with_": ("WITH", f"WITH is not supported yet; {INLINED}"),
+    "with_": ("WITH", "WITH stands before the whole statement; write it there"),
     "distinct": (
         "DISTINCT",
         f"SELECT DISTINCT compares values; publish it as a view at the party that has all its rows, else {NO_WAY}",

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from tablepuppet.runs.figures import readable
+from tablepuppet.runs.figures import readable, seconds
 from tablepuppet.runs.fitted_text import window_width
 from tablepuppet.runs.table_view import preformatted
 from tablepuppet.sql.plan import Plan, Scan, conjuncts
@@ -33,6 +33,28 @@ class JoinSizes:
     mapping_bytes: int
     shards: Mapping[tuple[str, str], ShardSize]  # (party, alias)
     wire_bytes: int  # of one number in a row vector
+
+
+@dataclass(frozen=True)
+class MeasuredStep:
+    """What a party has taken for what was asked together."""
+
+    ops: tuple[str, ...]
+    party: str
+    requests: int
+    up: int  # bytes
+    down: int
+    seconds: float  # from requests to replies
+    trips: int  # of all parties together
+    here: float  # seconds until the next trip of the same run
+
+
+@dataclass(frozen=True)
+class Measured:
+    """What a relation has taken until now."""
+
+    steps: Sequence[MeasuredStep]
+    join_seconds: float
 
 
 @dataclass(frozen=True)
@@ -80,6 +102,7 @@ def explain(
     local_parties: frozenset[str],
     preparation: Sequence[str] = (),
     width: int | None = None,
+    measured: Measured | None = None,
 ) -> Explanation:
     """The tree: union, joins, tables, scans; then how features are prepared, if not in the usual way, the bytes of a
     training round and where best to run it. Lines are as wide as the window, unless a ``width`` is given.
@@ -92,7 +115,52 @@ def explain(
     lines += [*([""] if preparation else []), *_round_lines(plan, sizes, moved), ""]
     for sentence in _place_lines(plan, moved, local_parties):
         lines += _wrapped(sentence, width)
+    if measured is not None:
+        lines += ["", *_measured_lines(plan, moved, measured)]
     return Explanation("\n".join(lines))
+
+
+def _measured_lines(plan: Plan, moved: Mapping[tuple[str, str], int], measured: Measured) -> list[str]:
+    """What was measured, as a table: a row for each party and for what was asked of it together."""
+    heads = ["measured", "party", "requests", "up", "down", "party and way", "here"]
+    rows = [["join of keys", "", "", "", "", "", _spent(measured.join_seconds)]]
+    before: tuple[str, ...] = ()
+    for step in measured.steps:
+        is_first, before = step.ops != before, step.ops
+        figures = [f"{step.requests:,}", readable(step.up), readable(step.down), _spent(step.seconds)]
+        here = _spent(step.here) if is_first and step.here else ""
+        rows.append([_short(", ".join(step.ops)) if is_first else "", step.party, *figures, here])
+    widths = [max(len(row[at]) for row in (heads, *rows)) for at in range(len(heads))]
+    lines = [
+        "  ".join(
+            f"{cell:<{widths[at]}}" if at < 2 else f"{cell:>{widths[at]}}" for at, cell in enumerate(row)
+        ).rstrip()
+        for row in (heads, *rows)
+    ]
+    rounds = [step for step in measured.steps if step.trips > 1 and step.up and step.down]
+    most = max((step.trips for step in rounds), default=0)
+    of_rounds = [step for step in rounds if step.trips == most]
+    if not of_rounds:
+        return [*lines, "", "No round was measured yet: fit a model on this relation, then explain it again."]
+    up, down, estimated = (
+        sum(each.up for each in of_rounds),
+        sum(each.down for each in of_rounds),
+        sum(moved.values()),
+    )
+    return [
+        *lines,
+        "",
+        f"A round: estimated {readable(estimated)} up and {readable(estimated)} down; "
+        f"measured {readable(up / most)} and {readable(down / most)} a trip, over {most:,} trips.",
+    ]
+
+
+def _short(text: str, most: int = 40) -> str:
+    return text if len(text) <= most else f"{text[: most - 1]}…"
+
+
+def _spent(duration: float) -> str:
+    return f"{1000 * duration:,.1f} ms" if duration < 1 else seconds(duration)
 
 
 def _tree(plan: Plan, sizes: JoinSizes) -> _Node:

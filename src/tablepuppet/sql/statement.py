@@ -110,8 +110,7 @@ def without_with(tree: exp.Expr, sql: SqlText) -> tuple[exp.Expr, dict[str, exp.
         alias = each.args.get("alias")
         if alias is not None and alias.columns:
             raise sql.error("renaming columns in WITH is not supported; use AS in the SELECT list", each)
-        if named.setdefault(each.alias.lower(), each) is not each:
-            raise sql.error(f"two subqueries of WITH are called {each.alias}", each)
+        named[each.alias.lower()] = each
     whole = tree.copy()
     whole.set("with_", None)
     return whole, named

@@ -110,13 +110,10 @@ def _groups(
         return ()
     if group.args.get("all"):
         return tuple(text for text in columns.values() if not aggregates_of(text))
-    other = next((key for key, value in group.args.items() if value and key != "expressions"), None)
-    if other is not None:
-        raise sql.error(
-            f"GROUP BY takes expressions only; {other.upper().replace('_', ' ')} is not supported, and {NO_WAY}", group
-        )
     found = []
     for each in group.expressions:
+        if isinstance(each, exp.Rollup | exp.Cube | exp.GroupingSets):
+            raise sql.error(f"ROLLUP, CUBE and GROUPING SETS are not supported, and {NO_WAY}", each)
         if isinstance(each, exp.Literal) and each.is_int:
             place = int(each.this)
             if not 1 <= place <= len(columns):

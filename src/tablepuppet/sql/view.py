@@ -16,6 +16,7 @@ from sqlglot import exp, parse_one
 from sqlglot.errors import SqlglotError
 
 from tablepuppet.errors import QueryError, plain_text
+from tablepuppet.sql.advice import NO_WAY
 from tablepuppet.sql.catalog import Shard, VerticalTable
 from tablepuppet.sql.dialect import AsWritten
 from tablepuppet.sql.expression import (
@@ -30,7 +31,6 @@ from tablepuppet.sql.expression import (
     is_plain_column,
     never_failing,
     render,
-    unsupported,
 )
 from tablepuppet.sql.infer import nulls
 from tablepuppet.sql.quiet_duckdb import scratch
@@ -133,13 +133,13 @@ def check_view(node: exp.Expr) -> None:
     whole = exp.Paren(this=node.copy())
     for part in whole.find_all(exp.Anonymous):
         if part.name.lower() in aggregates() - AGGREGATES.keys() - FUNCTIONS:
-            raise Refused(unsupported(f"aggregate {part.name.lower()}"), node)
+            raise Refused(f"the aggregate {part.name.lower()} is not supported, and {NO_WAY}", node)
     for call in _calls(whole):
         inner = call.this if isinstance(call, exp.Filter) else call
         arguments, name = _arguments(call), inner.name.lower()
         is_star = name == "count" and (not arguments or isinstance(arguments[0], exp.Star))
         if len(arguments) != AGGREGATES[name] and not is_star:
-            raise Refused(unsupported(f"{name} with {len(arguments)} arguments"), node)
+            raise Refused(f"the aggregate {name} takes {AGGREGATES[name]}, not {len(arguments)} arguments", node)
         for each in [] if is_star else arguments:
             check(each)
         if isinstance(call, exp.Filter):

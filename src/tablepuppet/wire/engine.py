@@ -1,4 +1,4 @@
-"""The `Engine`: a router that calls parties by name, each over its own transport.
+"""The `Engine` calls parties by name, all parties of a trip at the same time, each over its own `Transport`.
 
 Input: requests for parties. Output: their replies, every message metered alike whatever the transport, and a
 ``trip`` event for each call of a trip, which names ops and sizes only. A new way to reach parties is a new `Transport`.
@@ -6,14 +6,19 @@ Input: requests for parties. Output: their replies, every message metered alike 
 
 from __future__ import annotations
 
+import atexit
+import os
 import secrets
+import threading
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
+from contextvars import copy_context
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
+from queue import SimpleQueue
 from threading import BoundedSemaphore
-from typing import NamedTuple, Protocol
+from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,9 +28,10 @@ from tablepuppet.party.local_table import LocalTable
 from tablepuppet.party.request import UNDECLARED, Reply, Request
 from tablepuppet.party.service import HERE, Party
 from tablepuppet.pieces import cores
-from tablepuppet.runs.events import Events, TripRecord
-from tablepuppet.wire.at_once import at_once
+from tablepuppet.runs import interrupts
+from tablepuppet.runs.events import Events, TripRecord, current_run
 from tablepuppet.wire.protocol import LostError
+from tablepuppet.wire.step_times import Stopwatch
 from tablepuppet.wire.traffic import NOTHING, MessageSizes, Traffic, meter, names_of
 
 # A `Transport` calls one party (its only method is `call`); `Capabilities` lists what else that party can do. Input: a
@@ -115,7 +121,7 @@ class Engine:
         self.transports = dict(transports)
         self.new_session = new_session  # a name for a session at all parties, which nobody can guess
         self._events = events or Events()
-        self.traffic = Traffic()
+        self.traffic, self.stopwatch = Traffic(), Stopwatch()
         self.job = UNDECLARED  # what parties are told that sessions without tables are for
         self.keep_open = False  # sessions of services outlive this process: somebody will come back to them
 
@@ -158,9 +164,18 @@ class Engine:
         """
         if not calls:
             return []
-        number = self.traffic.add_trip()
+        number, run, session = self.traffic.add_trip(), current_run(), calls[0][1].session
+        self.stopwatch.begin(run, session)
         made: list[_Made] = at_once(  # type: ignore[assignment] # they raise nothing
             [partial(self._timed, party, request, patience) for party, request in calls], answered
+        )
+        self.stopwatch.end(
+            run,
+            session,
+            [
+                (party, names_of(request), each.sizes.up, each.sizes.down, each.seconds)
+                for (party, request), each in zip(calls, made, strict=True)
+            ],
         )
         if self._events.wants_trips:  # here and not in a call: readers are called by one thread
             for (party, request), each in zip(calls, made, strict=True):
@@ -221,3 +236,149 @@ def try_all(engine: Engine, calls: Calls, patience: float | None = None) -> list
         if isinstance(outcome, BaseException) and not isinstance(outcome, LostError):
             raise outcome
     return outcomes  # type: ignore[return-value] # no other errors are left
+
+
+# Makes calls at the same time, and waits until all have ended. Each has a thread of its own: in a call of the user's
+# own thread an interrupt could get lost. Threads are kept, since one made anew costs as much as a call. A
+# `concurrent.futures` pool would do, but takes twice as long to hand a call over and back, and most calls are short.
+
+
+Result = TypeVar("Result")
+MOST_THREADS = 256
+
+
+class Trip(Generic[Result]):
+    """Some calls at the same time, and how each has ended."""
+
+    def __init__(self, calls: Sequence[Callable[[], Result]]):
+        self.calls = calls
+        self._contexts = [copy_context() for _ in calls]  # what a call emits is of its caller's run
+        self.outcomes: list[Any] = [None] * len(calls)
+        self._left = len(calls)
+        self._lock, self._all_ended = threading.Lock(), threading.Lock()
+        self._ended: SimpleQueue[int] = SimpleQueue()
+        if calls:
+            self._all_ended.acquire()
+
+    def make(self, number: int) -> None:
+        """Make one of the calls."""
+        try:
+            self.outcomes[number] = self._contexts[number].run(self.calls[number])
+        except BaseException as error:
+            self.outcomes[number] = error
+
+    def count(self) -> None:
+        """Count a call that has ended. Whoever waits for all is woken up by the last."""
+        with self._lock:
+            self._left -= 1
+            self._ended.put(len(self.calls) - self._left)
+            if not self._left:
+                self._all_ended.release()
+
+    def follow(self, ended: Callable[[int], None]) -> None:
+        """Wait until all calls have ended; ``ended`` receives how many have, each time one does."""
+        for _ in self.calls:
+            ended(self._ended.get())
+
+    def wait(self) -> None:
+        """Wait until all calls have ended."""
+        with self._all_ended:
+            pass
+
+
+Waiting = SimpleQueue[tuple[Trip[Any], int] | None]
+
+
+class Threads:
+    """Threads that take calls from a queue; a new one is made when none is free."""
+
+    def __init__(self, most: int):
+        self._most = most
+        self._queue: Waiting = SimpleQueue()
+        self._lock = threading.Lock()
+        self._free = 0  # below zero: calls that wait for a thread
+        self._all: list[threading.Thread] = []
+        atexit.register(self._stop)  # a thread that is in a call must not outlive the interpreter
+
+    def start(self, trip: Trip[Any]) -> None:
+        """Begin the calls of a trip; where no thread can be made, make them."""
+        with self._lock:
+            queue: Waiting | None = self._queue
+            self._free -= len(trip.calls)
+            while self._free < 0 and len(self._all) < self._most and self._grow():
+                self._free += 1
+            if not self._all:
+                self._free = 0
+                queue = None
+        for number in range(len(trip.calls)):
+            if queue is not None:
+                queue.put((trip, number))
+            else:
+                trip.make(number)
+                trip.count()
+
+    def _grow(self) -> bool:
+        name = f"tablepuppet-call-{len(self._all)}"
+        thread = threading.Thread(target=self._work, args=(self._queue,), name=name, daemon=True)
+        try:
+            thread.start()
+        except RuntimeError:  # the system has no more, or the interpreter is about to end
+            return False
+        self._all.append(thread)
+        return True
+
+    def _work(self, queue: Waiting) -> None:
+        while (asked := queue.get()) is not None:
+            trip, number = asked
+            trip.make(number)
+            with self._lock:
+                self._free += queue is self._queue
+            trip.count()
+            del asked, trip  # an idle thread keeps no reply
+
+    def _stop(self) -> None:
+        """Let all threads end; a call that comes later gets a new one, with a queue of its own."""
+        with self._lock:
+            ending, queue = self._all, self._queue
+            self._all, self._free, self._queue = [], 0, SimpleQueue()
+        for _ in ending:
+            queue.put(None)
+        for thread in ending:
+            thread.join()
+
+
+@cache
+def _threads() -> Threads:
+    return Threads(MOST_THREADS)
+
+
+def _forget_threads() -> None:
+    """Threads do not survive a fork."""
+    if _threads.cache_info().currsize:
+        atexit.unregister(_threads()._stop)
+        _threads.cache_clear()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forget_threads)
+
+
+def at_once(
+    calls: Sequence[Callable[[], Result]], ended: Callable[[int], None] | None = None
+) -> list[Result | BaseException]:
+    """What the calls return or raise, in their order, once all have ended.
+
+    ``ended`` receives how many have ended, each time one does.
+
+    >>> at_once([lambda: 1, lambda: 2])
+    [1, 2]
+    """
+    interrupts.check()
+    trip = Trip(calls)
+    _threads().start(trip)
+    try:
+        trip.follow(ended) if ended else trip.wait()
+    finally:  # also if the user interrupts it
+        trip.wait()
+    interrupts.check()
+    return trip.outcomes

@@ -296,10 +296,10 @@ def test_an_estimate_is_no_new_allowance_of_splits(postgres: str) -> None:
     party, [table] = opened(postgres, "SELECT x FROM orders WHERE id < 20", max_splits=1)
     rows = {"view": "v", "chosen": None, "counts": np.ones(table.snapshot.rows, np.int64)}
     party.run("analyst", "s0", "rows.use", "orders", rows)
-    [before] = party._database.tables(["orders"])
+    [before] = party._readings.database.tables(["orders"])
     party.run("analyst", "s0", "rows.sample", "orders", {"view": "v", "ranks": np.arange(3)})
     in_postgres(postgres, f"UPDATE orders SET x = x + 0 WHERE id < {LARGE // 2}")
-    [after] = party._database.tables(["orders"])
+    [after] = party._readings.database.tables(["orders"])
     assert (before.estimated, after.estimated, before.rows == after.rows) == (True, True, False)
     party.describe("analyst")
     with pytest.raises(PrivacyError, match="max_splits"):

@@ -89,7 +89,9 @@ class Fitted:
     _category_names: dict[str, list[str | None]] | None = None
 
 
-@shows("evaluate", "fit", "get_params", "plot", "predict", "predict_proba", "save", "set_params", "transform")
+@shows(
+    "evaluate", "fit", "get_params", "plot", "predict", "predict_proba", "save", "score", "set_params", "transform",
+)  # fmt: skip
 @attributes_explained(ELSEWHERE)
 class Estimator(Configured, Fitted, BaseEstimator, ABC):  # type: ignore[misc]
     """Learns from a relation."""

@@ -111,6 +111,21 @@ class FedOnce(SplitNN):
                 "embeddings of every batch without noise: set rounds=1, or noise=0"
             )
 
+    def check_plan(self, plan: Plan, *, validated: bool = False) -> None:
+        """The same; principal components of several shards need their Gram matrices with products of two columns."""
+        super().check_plan(plan, validated=validated)
+        label = None if plan.query.label is None else plan.query.label.alias
+        for alias in tables_of(plan.query) if self.method == "pca" else ():
+            shards = plan.tables[alias].shards if alias != label else ()
+            for shard in shards if len(shards) > 1 else ():
+                if shard.min_group > 1 and not shard.matrix:
+                    raise PrivacyError(
+                        f"party {shard.party!r}, table {shard.name!r}: hides small groups, so that it releases no "
+                        "products of two columns, which principal components of a table with several shards are found "
+                        "from; set method='nat', or ask its operator for matrix = true or min_group = 0",
+                        rule="min_group",
+                    )
+
     def _check_privacy(self, plan: Plan) -> None:
         """Noise on features is there for fully connected networks of tables with one shard that send one message."""
         privacy = self.privacy

@@ -41,6 +41,7 @@ from tablepuppet.learn.learners.watch import Watch, counted
 from tablepuppet.learn.loss.joined_loss import JoinedLoss
 from tablepuppet.learn.loss.measures import Metrics
 from tablepuppet.learn.loss.named_metrics import check, measure
+from tablepuppet.learn.private.budget_check import funds_of
 from tablepuppet.learn.private.report import promised
 from tablepuppet.learn.settings import COUNT, NUMBER, setting
 from tablepuppet.learn.tables.saved import SavedModel
@@ -50,6 +51,7 @@ from tablepuppet.operators.client import Client, Pending
 from tablepuppet.operators.secure_sum import make_rosters
 from tablepuppet.prep.encode.encode import apply_encoding
 from tablepuppet.relation import Relation
+from tablepuppet.runs.event_file import sayable
 from tablepuppet.runs.events import one_run
 from tablepuppet.runs.table_view import Records
 from tablepuppet.spelling import names_checked
@@ -93,13 +95,21 @@ class Learner(Planner):
         """
         with self._unchanged_if_it_fails(relation, validation):
             try:
-                return self._fit(relation, validation, may_hold_out=validation is None)
+                return self._handed(self._fit(relation, validation, may_hold_out=validation is None))
             except CannotHoldOutError as error:  # an error of the rows themselves comes again, and then by itself
                 message = (
                     f"{type(self).__name__}: no rows can be held out to stop early by, so it learns from all: {error}"
                 )
                 self.emit(relation, "warning", "fit.whole", message, {"reason": str(error)})
-            return self._fit(relation, validation)
+            return self._handed(self._fit(relation, validation))
+
+    def _handed(self, fitted: Self) -> Self:
+        """Hand the model to callbacks that take one."""
+        for callback in self.callbacks:
+            take = getattr(callback, "take_model", None)
+            if take is not None:
+                take(fitted)
+        return fitted
 
     def _fit(self, relation: Relation, validation: Relation | None, may_hold_out: bool = False) -> Self:
         with one_thread():  # parties, and pieces of the joined rows, are worked on at the same time
@@ -117,6 +127,7 @@ class Learner(Planner):
         fields = {
             "learner": type(self).__name__,
             "solver": self.solver_,
+            "settings": sayable(self.plain_settings()),
             "rounds": self.most_rounds,
             "rows": len(relation),
             "metric": self.metric_name,
@@ -125,7 +136,7 @@ class Learner(Planner):
             "tables": {alias: [shard.party for shard in table.shards] for alias, table in tables.items()},
             "budgets": [
                 {"party": party, "table": table, "whose": each.whose, "epsilon": each.epsilon, "left": each.left}
-                for (party, table), funds in relation.funds().items()
+                for (party, table), funds in funds_of(relation.plan).items()
                 for each in funds
             ],
         }
@@ -154,7 +165,7 @@ class Learner(Planner):
         own = may_hold_out and enough and self._holds_out(relation)
         with needed_to_hold_out() if own else nullcontext():
             if own:
-                relation, validation = relation.split(HELD_OUT, self.seed)
+                relation, validation = relation.split(self.held_out, self.seed)
             return self._prepared(relation, validation, label, own)
 
     def _close_fit(self, watch: Watch, model: Watched, intercept: Array) -> None:
@@ -196,10 +207,21 @@ class Learner(Planner):
         if validation is not None and asked_also is not None:
             client = validation.client
             apply_encoding(client, self.encoding_)
-            patience = max(self.patience, self._own_patience) if own else self.patience
+            patience = self._patient_for(own)
             labels = self._labels(client, label, asked_also, "in the validation relation")
             held_out = Validation(client, self._loss(client, labels), patience, own)
         return Watch(self, relation, loss, held_out, prepared)
+
+    def _patient_for(self, own: bool) -> int:
+        """Rounds without a lower loss of rows held out, the learner's ``own`` choice or the user's, after which it
+        stops.
+        """
+        return max(self.patience, self._own_patience) if own else self.patience
+
+    @property
+    def held_out(self) -> float:
+        """The share of the label table's rows that the learner holds out itself, if it does."""
+        return HELD_OUT
 
     def _holds_out(self, relation: Relation) -> bool:
         """Whether the learner itself holds rows out, if there are enough and no validation relation is given."""

@@ -53,6 +53,7 @@ class Planner(FitAttributes, Estimator):
     """Plans a fit."""
 
     learns_classes: ClassVar[bool] = False
+    seeks_optimum: ClassVar[bool] = True  # else it is done after its rounds
     metric_name: ClassVar[str] = "metric"
     reduce = True  # learners that can do without declare it as a setting; so too the next
     label_correction = False

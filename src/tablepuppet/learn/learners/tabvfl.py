@@ -39,13 +39,14 @@ from tablepuppet.prep.encode.encode import Encoding, apply_encoding
 from tablepuppet.relation import Relation
 from tablepuppet.runs.figures import metric, readable
 from tablepuppet.runs.table_view import Records
-from tablepuppet.spelling import names_checked
+from tablepuppet.spelling import names_checked, shows
 
 MOST_PRETRAINED = 40  # epochs of "auto"
 VIRTUAL_BATCH = 128  # joined rows that batch norm within TabNet takes together
 HIDDEN = Kind("a number above 0 and below 1", lambda value: RATE.fits(value) and value < 1)
 
 
+@shows("explain")
 class TabVFL(SplitLearner):
     """TabNet over the embeddings of tables."""
 

@@ -19,10 +19,11 @@ from tablepuppet.runs.events import RoundRecord
 from tablepuppet.runs.figures import metric, metric_name, readable
 
 CONVERGED, EARLY, USED_UP, LOST, STUCK = "converged", "early stop", "rounds used up", "party lost", "no step gains"
+DONE = "done"  # all rounds that were asked for, of a learner that goes to no optimum
 CLOSE_BY = "near the optimum"  # of sgd: its rounds are used up, and more would gain next to nothing
 STATES = {
     CONVERGED: "converged", EARLY: "stopped early", USED_UP: "not converged", LOST: "nothing to gain without the lost",
-    STUCK: "not converged", CLOSE_BY: CLOSE_BY,
+    STUCK: "not converged", CLOSE_BY: CLOSE_BY, DONE: DONE,
 }  # fmt: skip
 
 
@@ -172,6 +173,8 @@ class Watch:
             learner.converged_, self._stopped = False, LOST
         elif self.is_near and self._stopped == USED_UP:
             self._stopped = CLOSE_BY
+        elif self._stopped == USED_UP and not learner.seeks_optimum and rounds == learner.most_rounds:
+            self._stopped = DONE
         learner.stopped_ = CONVERGED if learner.converged_ else self._stopped
         learner.best_round_ = rounds
         for entry in learner.history_[-1:]:

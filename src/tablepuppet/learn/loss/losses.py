@@ -38,6 +38,10 @@ class Hessian(Protocol):
         """The sum of its diagonal."""
         ...
 
+    def diagonal(self) -> Scores:
+        """Its diagonal, in the shape of scores."""
+        ...
+
 
 class Evaluation(Protocol):
     """The loss at some scores, summed over rows, with its derivatives."""
@@ -121,6 +125,10 @@ class EqualWeights:
         """The number of rows."""
         return float(self.rows)
 
+    def diagonal(self) -> Scores:
+        """1 for each row."""
+        return np.ones(self.rows)
+
 
 @dataclass(frozen=True)
 class RowWeights:
@@ -139,6 +147,10 @@ class RowWeights:
     def trace(self) -> float:
         """The sum of all weights."""
         return float(self.weights.sum())
+
+    def diagonal(self) -> Scores:
+        """The weights."""
+        return self.weights
 
 
 @dataclass(frozen=True)

@@ -54,6 +54,10 @@ class SoftmaxHessian:
         """The sum of p (1 - p) over rows and classes."""
         return float((self._weighted * (1 - self.probability)).sum())
 
+    def diagonal(self) -> Scores:
+        """p (1 - p), (rows, classes)."""
+        return np.asarray((self._weighted * (1 - self.probability)).T)
+
     @property
     def _weighted(self) -> Scores:
         return self.probability if self.weights is None else self.probability * self.weights

@@ -116,5 +116,6 @@ class HostSteps(Update):
         row_model, given = part.model.by_row, wide(rows)
         steps = NoisySteps.of(table, view, encoding, row_model, part.theta, given, self.proximal, self.noise)
         table.count_embeddings(view, part.model.spec.outputs)
-        found = descended(part, steps, self.rates, self.momentum, 0.0, self.prediction_noise)
-        return {"outputs": shaped(found, table.wire)}
+        with unchanged_if_refused(part):  # also where there is no memory for what travels
+            found = descended(part, steps, self.rates, self.momentum, 0.0, self.prediction_noise)
+            return {"outputs": shaped(found, table.wire)}

@@ -244,10 +244,12 @@ class PostgreSQL:
         except (DriverError, OSError) as error:
             check_time()
             state = getattr(error, "sqlstate", None)
+            _rows(
+                connection, "ROLLBACK TO SAVEPOINT counted"
+            )  # fails if the connection is lost: that says nothing of it
             logger.warning(
                 "Party %r: %r cannot be read (SQLSTATE %s) and is not published", self.party, table.name, state
             )
-            _rows(connection, "ROLLBACK TO SAVEPOINT counted")
             return None
         return SourceTable(table.name, table.columns, rows, aggregates, estimated=not is_small)
 

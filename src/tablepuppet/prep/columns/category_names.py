@@ -16,7 +16,6 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from tablepuppet.errors import PartyError, plain_text
-from tablepuppet.mapping.table_mapping import ShardRows
 from tablepuppet.operators.client import Client
 from tablepuppet.party.arguments import Within
 from tablepuppet.party.blind import blind
@@ -77,10 +76,11 @@ class Coded:
     blinding: str
     digests: NDArray[np.uint8]
 
-    def arguments(self, alias: str, _: ShardRows) -> Mapping[str, Any] | None:
+    @property
+    def arguments(self) -> Mapping[str, Mapping[str, Any]]:
         """The question for their names, for the shards of its table."""
         named = {"column": self.column.name, "family": key_family(self.column), "blinding": self.blinding}
-        return {**named, "digests": self.digests} if alias == self.column.alias else None
+        return {self.column.alias: {**named, "digests": self.digests}}
 
 
 class CategoryNames:

@@ -149,7 +149,7 @@ def check_numbers(label: OutputColumn) -> None:
 def _ask(client: Client, label: OutputColumn, question: Question) -> Pending:
     """Ask the shards that have the label."""
     op_name, asked = question
-    return client.ask(op_name, lambda alias, _: {"column": label.name} | asked if alias == label.alias else None)
+    return client.ask(op_name, {label.alias: {"column": label.name} | asked})
 
 
 def joined_numbers(client: Client, label: OutputColumn, asked: Pending) -> NDArray[np.float64]:

@@ -6,13 +6,12 @@ former only.
 
 A sum of column a over the rows that also have b, and one over those that also have c, differ by the rows of a that have
 only one of b and c. Columns whose values are missing in the same rows have one pattern; there are few patterns in most
-tables, and only the first `MOST` are compared, as there are as many differences as triples of patterns. So differ two
-sums over the rows of one category, of those that have b and of those that have c.
+tables, and only the first `MOST` are compared, as there are as many differences as triples of patterns.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -22,6 +21,7 @@ from tablepuppet.arrays import Array, Counts, Mask
 from tablepuppet.party.allowance import check_time
 
 MOST = 64  # patterns that are compared: bits of a word
+SOME = 1 << 11  # kinds of rows that are counted first, where there are more
 
 
 @dataclass(frozen=True)
@@ -62,11 +62,7 @@ class _Compared:
         has = bits.astype(np.float64)
         few = ~_is_group(has @ counts, least)
         has[few] = 0.0  # as if no row had a value
-        differences = np.empty((size, size, size))  # [a, b, c]: rows with a, and with only one of b and c
-        for place, line in enumerate(has):
-            check_time()
-            both = (has * (line * counts)) @ has.T
-            differences[place] = np.diag(both)[:, None] + np.diag(both) - 2 * both
+        differences = _differences(has, counts, least)
         both, allowed = (has * counts) @ has.T, _is_group(differences, least)
         released = np.eye(size, dtype=bool)
         for a in range(size):
@@ -79,27 +75,24 @@ class _Compared:
         return cls(few, released, np.rint(groups).astype(np.int64))
 
 
-def released_by_group(
-    present: Sequence[Callable[[], Mask]], groups: Sequence[NDArray[np.integer]], firsts: Mask, least: int
-) -> Iterator[Mask]:
-    """(columns,) for each division of the rows into ``groups``: whether sums over the rows of a group that have a value
-    may be released. The first column, of all rows, always is: no two sums over one group differ by few of its rows.
-    """
-    place_of, words, size = _patterns(present, firsts)
-    kinds, kind_of = np.unique(words, return_inverse=True)
-    for numbers in groups:
-        pairs, counts = np.unique(numbers[firsts].astype(np.int64) * len(kinds) + kind_of, return_counts=True)
-        starts, words_of = np.flatnonzero(np.diff(pairs // len(kinds), prepend=-1)), kinds[pairs % len(kinds)]
-        shown, weights = list[Mask](), counts.astype(np.float64)
-        released = np.zeros(MOST + 1, bool)
-        for place in range(size):
+def _differences(has: Array, counts: Counts, least: int) -> Array:
+    """[a, b, c]: rows with a, and with only one of b and c; where it is ``least`` or more, perhaps not all of them."""
+    size, every = len(has), has.shape[1] // SOME + 1
+    some, weights = np.ascontiguousarray(has[:, ::every]), counts[::every]
+    found = np.empty((size, size, size))
+    for place, line in enumerate(some):
+        check_time()
+        both = (some * (line * weights)) @ some.T
+        found[place] = np.diag(both)[:, None] + np.diag(both) - 2 * both
+    one, other = np.triu_indices(size, 1)
+    there = np.asarray(has.any(axis=1))
+    for a in np.flatnonzero(there).tolist() if every > 1 else []:
+        undecided = np.asarray((found[a, one, other] < least - 0.5) & (there[one] | there[other]))
+        for place in np.flatnonzero(undecided).tolist():
             check_time()
-            has = (words_of & (np.uint64(1) << np.uint64(place))) > 0
-            differences = (np.add.reduceat(weights * (has ^ other), starts) for other in shown)
-            if all(_is_group(rows, least).all() for rows in differences):
-                released[place] = True
-                shown.append(has)
-        yield released[np.minimum(place_of, MOST)]
+            b, c = one[place], other[place]
+            found[a, b, c] = found[a, c, b] = (has[a] * counts) @ np.abs(has[b] - has[c])
+    return found
 
 
 def _patterns(present: Sequence[Callable[[], Mask]], firsts: Mask) -> tuple[NDArray[np.intp], NDArray[np.uint64], int]:

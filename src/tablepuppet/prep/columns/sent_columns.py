@@ -124,7 +124,7 @@ class SentColumns:
     def _ask_codes(self, column: OutputColumn) -> tuple[str, Pending]:
         blinding = self._client.new_name()
         given = {"column": column.name, "family": key_family(column), "blinding": blinding}
-        return blinding, self._client.ask("columns.codes", lambda alias, _: given if alias == column.alias else None)
+        return blinding, self._client.ask("columns.codes", {column.alias: given})
 
     def numbers(self, column: OutputColumn) -> SentColumn:
         self.ask_numbers([column])

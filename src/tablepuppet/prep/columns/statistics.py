@@ -302,7 +302,7 @@ class AskedColumns:
         given = {
             alias: {"columns": [c.name for c in listed], **more(listed)} for alias, listed in self.by_alias.items()
         }
-        self.replies = client.ask(op, lambda alias, _: given.get(alias))
+        self.replies = client.ask(op, given)
 
     def read(self, value: str) -> dict[str, list[Any]]:
         """By name of a column: what each shard has returned of it."""
@@ -374,7 +374,7 @@ class CategoryStatistics:
         asked = {"column": column.name, "family": key_family(column), "blinding": blinding, "most": most}
         asked |= ({"ties": True} if ties else {}) | ({} if top else {"top": False})
         self.column, self.blinding = column, blinding
-        self._pending = client.ask("statistics.categories", lambda alias, _: asked if alias == column.alias else None)
+        self._pending = client.ask("statistics.categories", {column.alias: asked})
 
     def read(self) -> CategorySummary:
         return merge_categories(self._pending.read()[self.column.alias])
@@ -382,10 +382,13 @@ class CategoryStatistics:
 
 def merge_categories(shards: Sequence[Mapping[str, Any]]) -> CategorySummary:
     """The categories of a column, from its shards: equal digests are one category."""
-    missing = float(sum(reply["missing"] for reply in shards))
-    largest = max(shards, key=lambda reply: int(reply["distinct"]), default=None)
-    if largest is None or any(len(reply["digests"]) < reply["distinct"] for reply in shards):
-        distinct, top = (largest["distinct"], largest["top"]) if largest else (0, 0.0)
+    missing, distinct, top, is_listed = 0.0, 0, 0.0, bool(shards)
+    for reply in shards:
+        missing += float(reply["missing"])
+        if reply["distinct"] > distinct:
+            distinct, top = reply["distinct"], reply["top"]  # of the shard that has most
+        is_listed = is_listed and len(reply["digests"]) >= reply["distinct"]
+    if not is_listed:
         only = shards[0].get("top_digest", NO_DIGESTS) if len(shards) == 1 else NO_DIGESTS
         return CategorySummary(distinct, top, missing, NO_DIGESTS, np.zeros(0), only, NO_TIES)
     digests = np.concatenate([reply["digests"] for reply in shards])

@@ -90,7 +90,7 @@ class AlikeRows:
         self._asked: Pending | None = None
         if all(shard.max_rounds is None for table in tables for shard in table.shards):
             named = {"encoding": encoding.id}
-            self._asked = client.ask("rows.alike", lambda alias, _: named if alias in self._aliases else None)
+            self._asked = client.ask("rows.alike", dict.fromkeys(self._aliases, named))
 
     def read(self) -> dict[str, NDArray[np.int32]] | None:
         """By table, for each base row the place of the first one that is alike, among rows of the same shard.

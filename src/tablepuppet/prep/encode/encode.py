@@ -16,9 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from tablepuppet.arrays import Mask
 from tablepuppet.errors import LearnError, PartyError
-from tablepuppet.mapping.table_mapping import ShardRows
 from tablepuppet.operators.client import Client
 from tablepuppet.party.allowance import check_memory
 from tablepuppet.party.arguments import Means, Scales
@@ -235,22 +233,17 @@ def apply_encoding(client: Client, encoding: Encoding, *, learned: bool = False)
     if encoding.id in client.encodings:
         return
     _check_categories(client, encoding)
-    for alias in encoding.numbers:
+    arguments = {}
+    for alias, numbers_ in encoding.numbers.items():
         client.widths[alias, encoding.id] = len(encoding.names(alias))
-
-    def arguments(alias: str, _: ShardRows) -> Mapping[str, Any] | None:
-        if alias not in encoding.numbers:
-            return None
-        kept, table = encoding.numbers[alias], encoding.table(alias)
-        return {
+        arguments[alias] = {
             "encoding": encoding.id,
-            "means": np.array([encoder.mean for encoder in kept]),
-            "scales": np.array([encoder.scale for encoder in kept]),
+            "means": np.array([encoder.mean for encoder in numbers_]),
+            "scales": np.array([encoder.scale for encoder in numbers_]),
             "private": encoding.private,
             **({"learned": True} if learned else {}),
-            **read_arguments(table),
+            **read_arguments(encoding.table(alias)),
         }
-
     client.ask("encode.build", arguments)
     client.encodings.add(encoding.id)
 
@@ -374,15 +367,11 @@ def _rows_of(
     table, view, private = frame.table, frame.view, frame.private
     run(steps, frame)
     rows = len(table.view(view).row_ids)
-    dense, apart = np.empty((rows, len(shapes.numbers))), list[Mask | None]()
-    hides_pairs = frame.learned and table.grant.rules.min_group > 1 and not table.grant.rules.matrix
-    names = shapes.numbers
+    dense, names = np.empty((rows, len(shapes.numbers))), shapes.numbers
     for part in pieces(len(names), max(rows, 1), BLOCK):
         block = np.empty((part.stop - part.start, rows))  # rows of ``dense`` are written a few columns at a time
         for line, name, mean, scale in zip(block, names[part], means[part], scales[part], strict=True):
             column = frame.number(name)
-            if hides_pairs:
-                apart.append(frame.apart(name))
             values, present = column.values, column.present
             if private:
                 present = present & np.isfinite(values)
@@ -399,7 +388,7 @@ def _rows_of(
         nulls = table.null_rows(named, view)
         dense[nulls] = 0.0
         coded = [np.where(nulls, np.int32(-1), codes) for codes in coded]
-    return EncodedTable(dense, tuple(coded), empty.sizes, empty.known, tuple(apart))
+    return EncodedTable(dense, tuple(coded), empty.sizes, empty.known)
 
 
 def encoded(table: LocalTable, view: str, encoding: str) -> EncodedTable:

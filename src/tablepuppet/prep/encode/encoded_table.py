@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from tablepuppet.arrays import Mask, take
+from tablepuppet.arrays import take
 from tablepuppet.errors import PartyError
 from tablepuppet.party.allowance import check_memory, check_reply, check_time
 from tablepuppet.pieces import pieces
@@ -68,7 +68,6 @@ class EncodedTable:
     codes: tuple[NDArray[np.int32], ...]  # per category column, -1 for none
     sizes: tuple[int, ...]
     known: tuple[KnownCategories, ...] = ()
-    apart: tuple[Mask | None, ...] = ()  # by number, if that is known; see gram_groups.py
 
     @property
     def width(self) -> int:
@@ -179,6 +178,28 @@ class EncodedTable:
                 gram[here, there] = self._counts(i, j, weights)
                 gram[there, here] = gram[here, there].T
         return gram
+
+    def unrelated_gram(
+        self, weights: NDArray[np.float64], centres: NDArray[np.float64] | None = None
+    ) -> NDArray[np.float64]:  # fmt: skip
+        """`gram` as it would be if no column had to do with another one: it has squares of each column, and sums."""
+        numbers, shift = self.dense.shape[1], np.zeros(self.width)
+        if centres is not None:
+            check_length("centres", centres, self.width)
+            shift[numbers:] = centres[numbers:]
+            return self.centred(centres[:numbers])._unrelated_gram(weights, shift)
+        return self._unrelated_gram(weights, shift)
+
+    def _unrelated_gram(self, weights: NDArray[np.float64], shift: NDArray[np.float64]) -> NDArray[np.float64]:
+        self.check_gram()
+        numbers, total = self.dense.shape[1], weights.sum()
+        sums = self.transposed_times(weights)
+        squares = sums + shift * (total * shift - 2 * sums)  # of columns that are 0 or 1
+        squares[:numbers] = np.einsum("rc,rc,r->c", self.dense, self.dense, weights)
+        sums = sums - total * shift
+        found = np.outer(sums, sums) / max(total, 1.0)
+        np.fill_diagonal(found, squares)
+        return np.asarray(found)
 
     def products_of_rows(self) -> NDArray[np.float64]:
         """T T^T: of numbers, and for categories how many two rows have in common."""

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import reduce
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,6 +17,8 @@ from tablepuppet.party.local_table import LocalTable
 from tablepuppet.prep.columns.statistics import codes_of, shown
 from tablepuppet.prep.columns.values import numbers
 
+MOST_FACTORS = 5  # of a product that is compared with those of fewer
+
 
 @dataclass(frozen=True)
 class NumberColumn:
@@ -23,6 +26,7 @@ class NumberColumn:
 
     values: Array
     present: Mask
+    factors: tuple[NumberColumn, ...] = ()  # of a product, in the order they were multiplied
 
     def usual(self, firsts: Mask) -> float:
         """The median over different rows; NaN if there is none."""
@@ -63,7 +67,6 @@ class Frame:
     private: bool = False  # numbers are within the policy's bounds, and those that are not finite are missing
     learned: bool = False
     _changed: dict[str, AnyColumn] = field(default_factory=dict, init=False)
-    _had: dict[str, Mask] = field(default_factory=dict, init=False)  # rows that have a number, where not all have
 
     def number(self, name: str) -> NumberColumn:
         """A column of numbers."""
@@ -76,21 +79,7 @@ class Frame:
             present = present & np.isfinite(values)
             values = values if bounds is None else np.clip(values, *bounds)
         present = shown(self.table, self.view, present) if self.learned else present
-        if not present.all():
-            self._had[name] = present
         return NumberColumn(values, present)
-
-    def apart(self, name: str) -> Mask | None:
-        """Rows of a column of numbers by which it differs from one of any numbers: those with a number, as steps may
-        have filled others, or those with a flag.
-
-        Who scales and shifts numbers can make any of them a flag of which rows have one.
-        """
-        column, had, firsts = self.number(name), self._had.get(name), self.table.view(self.view).firsts
-        if had is not None or not column.present.all():
-            return column.present if had is None else had
-        unusual = column.is_unusual(firsts)
-        return unusual if 2 * np.count_nonzero(unusual) < len(unusual) else None
 
     def coded(self, name: str) -> CodedColumn:
         """A column of codes."""
@@ -125,7 +114,23 @@ class Frame:
         rows = self.table.view(self.view)
         if not self.learned or self.table.grant.is_group(rows_of(rows, column.is_unusual(rows.firsts))):
             return column
-        return replace(column, values=np.full_like(column.values, column.usual(rows.firsts)))
+        return NumberColumn(np.full_like(column.values, column.usual(rows.firsts)), column.present)
+
+    def product(self, factors: Sequence[NumberColumn]) -> NumberColumn:
+        """The product of columns. Where statistics are taken, it is that of fewer of them if few rows differ from it:
+        the difference of the two sums would be of these rows, as of ``f * x`` and ``f * g * x`` for flags f and g.
+        """
+        with np.errstate(all="ignore"):
+            values = reduce(np.multiply, [each.values for each in factors])
+        found = NumberColumn(values, np.logical_and.reduce([each.present for each in factors]), tuple(factors))
+        if self.learned and 1 < len(factors) <= MOST_FACTORS:
+            rows = self.table.view(self.view)
+            for place in range(len(factors)):
+                fewer = self.product([*factors[:place], *factors[place + 1 :]])
+                apart = (fewer.present != found.present) | (found.present & (fewer.values != found.values))
+                if not self.table.grant.is_group(rows_of(rows, apart)):
+                    return fewer
+        return found
 
     def put(self, name: str, column: AnyColumn, is_linear: bool = False) -> None:
         """Change or add a column; ``is_linear``: sums of it follow from those of the column before."""

@@ -289,10 +289,8 @@ class Product(FittedStep, frozen=True, tag="product"):
         return self.factors
 
     def run(self, frame: Frame) -> AnyColumn:
-        factors = [frame.number(name) for name in self.factors]
-        with np.errstate(all="ignore"):
-            values = reduce(np.multiply, [each.values for each in factors])
-        return NumberColumn(values, np.logical_and.reduce([each.present for each in factors]))
+        columns = [frame.number(name) for name in self.factors]
+        return frame.product([factor for column in columns for factor in column.factors or [column]])
 
     def bounds(self, known: Mapping[str, Bounds]) -> Bounds | None:
         def times(one: Bounds, other: Bounds) -> Bounds:

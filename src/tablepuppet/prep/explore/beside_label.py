@@ -24,7 +24,7 @@ from tablepuppet.prep.columns.values import shown_value
 from tablepuppet.prep.explore.correlation import ColumnMatrix
 from tablepuppet.prep.explore.crosstab import Counted, Crosstab, count_pairs
 from tablepuppet.prep.explore.groups import Grouped, sums_by_group
-from tablepuppet.prep.explore.pooled import OTHER, Lines, label_lines
+from tablepuppet.prep.explore.pooled import NUMBERED, OTHER, Lines, label_lines
 from tablepuppet.prep.explore.profile_page import Against
 from tablepuppet.runs.figures import UNKNOWN, WITHHELD
 from tablepuppet.sql.query import OutputColumn, Query
@@ -149,7 +149,7 @@ def beside_label(client: Client, related: Sequence[Related]) -> dict[str, Agains
 
 def _in_order(names: list[str], places: list[int], column: OutputColumn) -> tuple[list[str], list[int]]:
     """Whole numbers and booleans by size, if all are known by name; all else as it is."""
-    if family(column.type) not in (Family.INTEGER, Family.BOOLEAN) or any("=" in name for name in names):
+    if family(column.type) not in (Family.INTEGER, Family.BOOLEAN) or any(name.startswith(NUMBERED) for name in names):
         return names, places
     kept = [(name, place) for name, place in zip(names, places, strict=True) if name != OTHER]
     by_size = sorted(kept, key=lambda line: (float(line[0]) if line[0].lstrip("-").isdigit() else 0.0, line[0]))
@@ -171,8 +171,7 @@ def _shares(
     heads = classes[0]
     if len(heads) == 2:
         rarer = int(np.argmin(counts.sum(axis=0)))
-        is_numbered = heads[rarer].startswith(f"{each.label.name}=")  # its name is not known
-        caption = f"share of {heads[rarer] if is_numbered else f'{each.label.name} = {heads[rarer]}'}"
+        caption = f"share of {each.label.name} = {heads[rarer]}"
         heads, shares = [heads[rarer]], shares[:, [rarer]]
     else:
         largest = np.argsort(-counts.sum(axis=0), kind="stable")[:MOST_CLASSES]

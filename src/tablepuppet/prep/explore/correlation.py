@@ -6,7 +6,9 @@ are sent, one number per base row (sent_columns.py), and the coordinator uses th
 
 Nothing is released for a pair if the rows with both values, or those with only one of them, are some but fewer than the
 policy's ``min_group``. Nor if its rows differ in so few from those of another released pair of one of its columns: the
-difference of two sums of that column would be theirs (pair_groups.py). Of two such pairs the first one is released.
+difference of two sums of that column would be theirs (pair_groups.py). Nor if two columns differ from each other in so
+few, up to scale and shift (near.py): their products with a third column would tell of these. Of two such pairs the
+first one is released.
 """
 
 from __future__ import annotations
@@ -22,7 +24,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from tablepuppet.arrays import Array
+from tablepuppet.arrays import Array, Mask
 from tablepuppet.errors import LearnError, UnknownKeyError
 from tablepuppet.operators.client import Client
 from tablepuppet.party.allowance import check_time
@@ -31,6 +33,7 @@ from tablepuppet.party.local_table import LocalTable
 from tablepuppet.party.ops import Values, op
 from tablepuppet.party.release import Release
 from tablepuppet.party.returns import Asked, Numbers, OfGroups, Wrong
+from tablepuppet.prep.columns.near import Near
 from tablepuppet.prep.columns.pair_groups import Patterns
 from tablepuppet.prep.columns.selected import check_across, check_without_noise, find_numbers, sends_across
 from tablepuppet.prep.columns.sent_columns import SentColumns
@@ -92,8 +95,28 @@ def products(table: LocalTable, view: str, columns: Sequence[str]) -> Values:
         present[patterns.few] = False  # a column with too few values counts as one without any
         values = np.array([each for each, _ in parts], np.float64).reshape(present.shape)
         moments = merged(moments, pair_moments(values, present, rows.counts[block].astype(np.float64)))
-    moments[:, ~patterns.released] = np.nan
+    moments[:, ~_released(found, patterns, rows.firsts, table.grant.rules.min_group)] = np.nan
     return {"moments": Grouped(moments, patterns.groups)}
+
+
+def _released(found: Sequence[pa.ChunkedArray], patterns: Patterns, firsts: Mask, least: int) -> Mask:
+    """The pairs of columns that are released: of two that differ in few rows (near.py), not both with a third one."""
+    released, rows_of = patterns.released.copy(), dict[bytes, tuple[Mask, list[int]]]()
+    for place, column in enumerate(found if least > 1 else ()):
+        has = _has_value(column) & firsts
+        rows_of.setdefault(np.packbits(has).tobytes(), (has, []))[1].append(place)
+    for has, thirds in rows_of.values():
+        near = Near.of(lambda c, places: numbers(found[c].take(places)), len(found), np.flatnonzero(has), least)
+        for third in thirds if near.pairs.any() or near.constant.any() else ():
+            shown = [third]
+            for other in np.flatnonzero(released[third]).tolist():
+                if other == third:
+                    continue
+                if near.constant[other] or near.pairs[other, shown].any():
+                    released[third, other] = released[other, third] = False
+                else:
+                    shown.append(other)
+    return released
 
 
 def _has_value(column: pa.ChunkedArray) -> NDArray[np.bool_]:

@@ -163,7 +163,7 @@ class Distribution:
     @property
     def may_have_nan(self) -> bool:
         """Whether a cell reaches above infinity, where NaN is."""
-        return self.highest > INFINITY
+        return bool(self.cells["highs"].max(initial=0) > INFINITY)
 
     def bucket(self, place: int) -> Bucket | None:
         """The bucket by which a cell can be cut; None if it cannot."""

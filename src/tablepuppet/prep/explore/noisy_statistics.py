@@ -318,7 +318,7 @@ class NoisyStatistics:
 
     def _ask(self, op: str, alias: str, given: Mapping[str, Any]) -> Pending:
         noise = {"multiplier": self._multiplier(alias), "times": self._times(alias)}
-        return self._client.ask(op, lambda name, _: {**given, **noise} if name == alias else None)
+        return self._client.ask(op, {alias: {**given, **noise}})
 
     def _multiplier(self, alias: str) -> float:
         return self._multipliers[self._client.plan.tables[alias].name]

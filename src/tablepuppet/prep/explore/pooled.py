@@ -33,6 +33,7 @@ from tablepuppet.sql.query import OutputColumn
 
 MOST = 1000  # categories of a column
 OTHER = "(other)"
+NUMBERED = "category "  # a category without a name, before its number; 0 is the most frequent
 Most = Annotated[int, Meta(ge=1, le=MOST)]
 Known = Annotated[NDArray[np.uint8], Within(dimensions=(2,))]
 Merge = Callable[..., Any]  # np.add.reduce where rows of pooled cells differ, np.maximum.reduce where they may not
@@ -159,14 +160,14 @@ def label_lines(
         size = len(each.digests)
         order = np.argsort(-weights[:size], kind="stable").tolist()
         texts = names.get(id(each.digests), [None] * size)
-        labels = label_categories(each.column, [texts[place] for place in order])
+        labels = label_categories([texts[place] for place in order])
         found.append(([*labels, OTHER], [*order, size]) if each.is_pooled else (labels, order))
     return found
 
 
-def label_categories(column: OutputColumn, names: Sequence[str | None]) -> list[str]:
-    """Categories by name, or by number where the name is not known."""
-    return [f"{column.name}={number}" if name is None else name for number, name in enumerate(names)]
+def label_categories(names: Sequence[str | None]) -> list[str]:
+    """Categories by name, or where that is not known by number: not as a value, which `late=1` would be read as."""
+    return [f"{NUMBERED}{number}" if name is None else name for number, name in enumerate(names)]
 
 
 def check_number(column: OutputColumn, found: int, most: int, step: str) -> None:

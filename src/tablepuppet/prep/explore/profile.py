@@ -84,7 +84,7 @@ def _with_noise(client: Client, names: Sequence[str] | None, events: Events, noi
         counts = np.maximum(read(), 0.0)
         largest = counts[counts > 0][:SHOWN]
         if len(largest):
-            listed = label_categories(column, [None] * len(largest))
+            listed = label_categories([None] * len(largest))
             bars[column.name] = CategoryBars(listed, largest.tolist(), float(counts.sum()))
     left_out = "; ".join(f"{what} ({why})" for what, why in LEFT_OUT_OF_PAGE.items())
     return Profile(
@@ -171,7 +171,7 @@ def _bars(
     for name, found in counted.items():
         if len(found.digests):
             places = _most_frequent(found)
-            lines = label_categories(asked[name].column, texts.get(name, [None] * len(places)))
+            lines = label_categories(texts.get(name, [None] * len(places)))
             bars[name] = CategoryBars(lines, found.weights[places].tolist(), float(found.weights.sum()))
     return bars
 

@@ -171,8 +171,8 @@ def _quantiles_of(known: Distribution, shares: Sequence[float]) -> list[Quantile
     if not total or (known.may_have_nan and math.isnan(known.values([total - 1])[0][0])):
         return [Quantile(math.nan, exact=True)] * len(shares)  # as in NumPy
     below, above, parts = _ranks(shares, total)
-    (lows, low_known), (highs, high_known) = known.values(below), known.values(above)
-    return list(map(Quantile, between(lows, highs, parts).tolist(), (low_known & high_known).tolist()))
+    values, exact = (each.reshape(2, -1) for each in known.values(np.concatenate([below, above])))
+    return list(map(Quantile, between(values[0], values[1], parts).tolist(), (exact[0] & exact[1]).tolist()))
 
 
 def between(one: ArrayLike, other: ArrayLike, parts: ArrayLike) -> Array:

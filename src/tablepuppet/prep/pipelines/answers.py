@@ -111,7 +111,7 @@ class AskedAnswers:
         )
         names = [each.column.name for each in listed]
         given = {"blinding": self._blinding, "wanted": names, **read_arguments(table)}
-        return self._client.ask(listed[0].op, lambda name, _: given if name == alias else None)
+        return self._client.ask(listed[0].op, {alias: given})
 
     def _ask_labels(self, wanted: Sequence[LabelSumsAfter]) -> None:
         label = self._client.plan.query.label

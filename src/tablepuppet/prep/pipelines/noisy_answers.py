@@ -82,7 +82,7 @@ class NoisyAnswers:
         """Ask for the categories of a text that policies list, or that enough rows have."""
         asked = {"column": column.name, "family": key_family(column), "blinding": blinding}
         given = {**asked, "multiplier": self._noise.multipliers[column.alias]}
-        return client.ask(CATEGORIES, lambda alias, _: given if alias == column.alias else None)
+        return client.ask(CATEGORIES, {column.alias: given})
 
     def _categories(self, column: OutputColumn) -> CategorySummary:
         """These categories over all shards; how many rows have none is not known, some may."""
@@ -126,7 +126,7 @@ def fit_numbers(
         alias: {"columns": [column.name for column in listed], "multiplier": noise.multipliers[alias]}
         for alias, listed in by_alias.items()
     }
-    replies = client.ask(RANGES, lambda alias, _: asked.get(alias)).read()
+    replies = client.ask(RANGES, asked).read()
     found: dict[str, NumberSummary | None] = {}
     open_: dict[str, list[tuple[OutputColumn, float, float]]] = {}
     for alias, listed in by_alias.items():
@@ -177,7 +177,7 @@ def _fit_moments(
         }
         for alias, listed in columns.items()
     }
-    replies = client.ask(MOMENTS, lambda alias, _: asked.get(alias)).read()
+    replies = client.ask(MOMENTS, asked).read()
     found: dict[str, NumberSummary | None] = {}
     for alias, listed in columns.items():
         sums = np.sum([reply["sums"] for reply in replies[alias]], axis=0)

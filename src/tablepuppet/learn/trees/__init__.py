@@ -1,0 +1,1 @@
+"""Boosted trees over a relation: bins, splits, growth level by level, saved trees, Shapley values, export."""
