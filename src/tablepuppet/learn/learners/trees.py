@@ -42,7 +42,7 @@ from tablepuppet.operators.dealing import dealt
 from tablepuppet.prep.encode.encode import Encoding, apply_encoding
 from tablepuppet.privacy.settings import Privacy
 from tablepuppet.relation import Relation
-from tablepuppet.spelling import did_you_mean, names_checked
+from tablepuppet.spelling import did_you_mean, names_checked, shows
 from tablepuppet.sql.plan import Plan
 from tablepuppet.sql.query import OutputColumn
 from tablepuppet.store.parts import Stored
@@ -98,6 +98,7 @@ def _is_list(value: object) -> bool:
     return isinstance(value, Sequence | Set) and not isinstance(value, str)
 
 
+@shows("contributions", "export")
 class GradientBoosting(Learner):
     """Boosted trees; each splits by columns of any table."""
 
