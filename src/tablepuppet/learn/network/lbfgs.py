@@ -26,9 +26,12 @@ from tablepuppet.learn.tables.federated import FederatedModel
 from tablepuppet.learn.tables.over_shards import RowGradients
 from tablepuppet.learn.tables.parameters import TableParameters
 from tablepuppet.learn.tables.steps import Facts, Update, by_rows, for_predictions, step
+from tablepuppet.party.approval import add_work
 from tablepuppet.party.arguments import List, SomeOrNone
 from tablepuppet.party.release import Release
 from tablepuppet.party.returns import PRODUCTS, ROW_OUTPUTS
+
+add_work(("MLPRegressor", "MLPClassifier"), "proximal", "lbfgs", "sgd", "steps")
 
 MEMORY = 30
 TRIALS = 10  # step lengths that a line search tries
