@@ -24,9 +24,12 @@ from tablepuppet.learn.solve.schedule import MOST_OF_A_ROUND, RULE
 from tablepuppet.learn.tables.federated import FederatedModel
 from tablepuppet.learn.tables.parameters import TableParameters
 from tablepuppet.learn.tables.steps import Facts, RowGradients, Update, by_rows, for_predictions, step
+from tablepuppet.party.approval import add_work
 from tablepuppet.party.arguments import List, SomeOrNone
 from tablepuppet.party.release import Release
 from tablepuppet.party.returns import PRODUCTS, ROW_OUTPUTS
+
+add_work(("MLPRegressor", "MLPClassifier"), "proximal", "lbfgs", "sgd", "steps")
 
 MEMORY = 30
 TRIALS = 10  # step lengths that a line search tries
