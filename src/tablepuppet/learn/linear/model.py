@@ -79,8 +79,7 @@ class LostParties:
     def learn(self, found: Stepped, steps: int) -> None:
         """Find out from the replies of a round which parties are lost; tables store ``steps`` steps."""
         model, before = self.model, (self.still, set(self._since))
-        assert self._late is not None, "asked with the predictions of this round"
-        self.still, self._missed, late_replies = found.still, {}, self._late.read()
+        self.still, self._missed, late_replies = found.still, {}, self._late.read() if self._late else {}
         for alias, are_lost in found.missed.items():
             late = iter(late_replies[alias])
             for shard, is_lost in zip(model.lou.client.shards(alias), are_lost, strict=True):
@@ -289,11 +288,13 @@ class LinearModel(FederatedModel):
         turns = {alias: Turn(self.l2, curvature, known, **self._noise_of_steps(alias)) for alias in self.tables}
         found = self.step(turns, RowGradients(rows), instead)
         self.lost.learn(found, self._steps)
-        self.left = sum(float(left) for left in found.listed("left"))
-        self.centre = np.zeros(self.outputs) + sum(found.listed("centre"))
+        self.left, self.centre, magnitude = 0.0, np.zeros(self.outputs), 0.0
+        for facts in found.facts.values():
+            self.left += float(facts["left"])
+            self.centre += facts["centre"]
+            magnitude += float(facts["magnitude"])
         if noise is None:
             sent = sum(float(np.sqrt(np.mean(np.square(each)))) for each in found.predictions.values())
-            magnitude = sum(float(each) for each in found.listed("magnitude"))
             self.rounding = rounding_of(self.lou.wire) * sent + rounding_of("float64") * magnitude
         else:  # and nobody is lost, as nothing stands in for noisy directions
             self._bounds = {alias: float(facts["bound"]) for alias, facts in found.facts.items()}

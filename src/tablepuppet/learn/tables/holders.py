@@ -277,8 +277,9 @@ class Holders(TableOutputs):
         facts = self.over.step(updates, rows) if self.together else {}
         parts = self.shared.items() if rows is None or rows.shows else ()
         wanted = {alias: shown for alias, part in parts if alias in updates and (shown := updates[alias].shown(part))}
-        applied = self.ask_shown(wanted, rows, instead)
-        predictions, missed = self.joined(applied.read(), wanted), {alias: applied.missed(alias) for alias in wanted}
+        applied = self.ask_shown(wanted, rows, instead) if wanted else None
+        predictions = {} if applied is None else self.joined(applied.read(), wanted)
+        missed = {} if applied is None else {alias: applied.missed(alias) for alias in wanted}
         replies = held.read()
         lost = frozenset(alias for alias in asked if any(held.missed(alias)))
         predictions |= self.joined(replies, [alias for alias in asked if "outputs" in replies[alias][0]])
@@ -392,4 +393,4 @@ class Holders(TableOutputs):
 
 def _op_of(updates: Updates) -> str:
     """The op of all updates; none if there are none."""
-    return next((update.op for update in updates.values()), "")
+    return next(iter(updates.values())).op if updates else ""
