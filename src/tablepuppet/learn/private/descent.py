@@ -134,7 +134,7 @@ def _new_model(
     noise = promise.choose(sizes)
     model = FederatedModel(client, rows, encoding, relation.wire, spec, learner.l2, unit, noise)
     model.begin(learner.seed, zero=model.tables)
-    model.over = NoisySums(model.lou, dict(model.shared), {"spec": spec, **model.at_party})
+    model.over = NoisySums(model, dict(model.shared))
     return model
 
 
