@@ -10,11 +10,10 @@ from __future__ import annotations
 import math
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, ClassVar, cast
+from typing import ClassVar, cast
 
 from sklearn.base import clone
 
-from tablepuppet.arrays import Array
 from tablepuppet.errors import PrivacyError
 from tablepuppet.learn.learners.estimator import Estimator
 from tablepuppet.learn.loss.joined_loss import JoinedLoss
