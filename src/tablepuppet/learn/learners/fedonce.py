@@ -344,7 +344,7 @@ class FedOnce(SplitNN):
         """A model with the stored parameters, for predictions only."""
         model = super().saved(stored, engine, wire)
         model.absent = frozenset(self.absent_)
-        if self._promise is not None and self._promise.noise.image is not None:
+        if self._promise is not None and self._promise.noise.prediction is not None:
             noise = self._promise.noise.of_predictions(self._promise.noise.clip)
             model.noise, model.spent = {alias: {"noise": noise} for alias in model.specs}, self._promise.noise
         elif self.noise:

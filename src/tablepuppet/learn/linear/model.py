@@ -282,7 +282,7 @@ class LinearModel(FederatedModel):
         noise = self.noise
         if noise is not None:
             noise.steps += 1
-            noise.images += 1
+            noise.predicted += 1
         instead = self.lost.instead if noise is None else None
         known = max(self._steps - 1, 0)
         turns = {alias: Turn(self.l2, curvature, known, **self._noise_of_steps(alias)) for alias in self.tables}
@@ -329,9 +329,9 @@ class LinearModel(FederatedModel):
 
         The likely size of X p without noise follows from the noisy Gram matrices.
         """
-        if self.noise is None or self.noise.image is None:
+        if self.noise is None or self.noise.prediction is None:
             return None
-        multiplier = self.noise.image
+        multiplier = self.noise.prediction
         found = {alias: multiplier * bound for alias, bound in self._bounds.items()}
         size = sum(deviation**2 for deviation in found.values()) / self.noise_ratio
         loss.evaluate()
@@ -348,7 +348,7 @@ class LinearModel(FederatedModel):
     @property
     def noise_ratio(self) -> float:
         """The mean square of noise relative to predictions: these are clipped to `LARGE` times their usual size."""
-        multiplier = None if self.noise is None else self.noise.image
+        multiplier = None if self.noise is None else self.noise.prediction
         assert multiplier is not None, "asked with noise only"
         return (LARGE * multiplier) ** 2
 

@@ -184,7 +184,7 @@ def _take_round(model: FederatedModel, rows: RowGradients, proximal: float, rate
     }  # fmt: skip
     found = model.step(rounds, rows)
     noise.steps += len(next(iter(rates.values()), ()))
-    noise.images += 1
+    noise.predicted += 1
     model.set_scores(found.predictions, into=PREDICTIONS)
     model.square = sum(float(square) for square in found.listed("square"))
 

@@ -74,7 +74,7 @@ class NoisyOnce:
             )  # fmt: skip
             known |= self._step({host: steps}, RowGradients({host: self._gradient(host, known, loss)})).predictions
             self.noise.steps += len(shares)
-            self.noise.images += 1
+            self.noise.predicted += 1
             done = self._learn_top(known, loss, lr, size, seed + 2 * number + 1)
             if report(replace(done, number=number)):
                 break

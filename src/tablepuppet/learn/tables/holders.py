@@ -103,7 +103,7 @@ class TableOutputs(ABC):
         return {}
 
     @property
-    def is_noisy(self) -> bool:
+    def has_noisy_outputs(self) -> bool:
         """Whether outputs are corrected for their noise: then there are no substitutes, which would have none."""
         return False
 
@@ -124,13 +124,13 @@ class TableOutputs(ABC):
     def ask_held(self, lou: LearningOverUnion, aliases: Iterable[str], instead: Instead | None) -> Pending:
         """Ask for outputs of base rows with parameters that parties hold."""
         arguments = {alias: self.noise_of(alias) for alias in aliases}
-        instead = None if self.is_noisy else instead
+        instead = None if self.has_noisy_outputs else instead
         return lou.ask(self.held_op, arguments, by_alias=arguments, instead=instead, **self.at_party, **self.precision)
 
     def ask_applied(self, lou: LearningOverUnion, thetas: Mapping[str, Array], instead: Instead | None) -> Pending:
         """Ask for outputs of base rows with parameters that the coordinator sends."""
         arguments = {alias: given | self.noise_of(alias, thetas[alias]) for alias, given in self.sent(thetas).items()}
-        instead = None if self.is_noisy else instead
+        instead = None if self.has_noisy_outputs else instead
         return lou.ask(self.sent_op, arguments, by_alias=arguments, instead=instead, **self.precision)
 
     def read(self, client: Client, replies: Replies, aliases: Iterable[str]) -> dict[str, Floats]:
@@ -190,7 +190,7 @@ class Holders(TableOutputs):
         return self.unit
 
     @property
-    def are_noisy(self) -> bool:
+    def has_noisy_parameters(self) -> bool:
         """Whether parameters come from noisy values only."""
         return False
 
@@ -302,8 +302,8 @@ class Holders(TableOutputs):
             if rows is None or not rows.is_batch:
                 arguments[alias] |= self.noise_of(alias, shown["theta"])
         return self.lou.ask(
-            self.sent_op, arguments, by_alias=arguments, instead=None if self.is_noisy else instead, **self.precision,
-            by_shard=None if rows is None else rows.shown,
+            self.sent_op, arguments, by_alias=arguments, instead=None if self.has_noisy_outputs else instead,
+            by_shard=None if rows is None else rows.shown, **self.precision,
         )  # fmt: skip
 
     # Who is lost.
@@ -328,7 +328,7 @@ class Holders(TableOutputs):
         """The parameters of some tables; parties are asked only for those that the coordinator does not hold."""
         listed = list(aliases)
         alone = [alias for alias in listed if alias in self.alone]
-        noisy = self.are_noisy
+        noisy = self.has_noisy_parameters
         pending = self.lou.ask("model.parameters", alone, model=self.name, noisy=noisy) if alone else None
         thetas = {alias: self.shared[alias].theta for alias in listed if alias in self.together}
         replies = pending.read() if pending else {}
