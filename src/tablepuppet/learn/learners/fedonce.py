@@ -110,7 +110,7 @@ class FedOnce(SplitNN):
             )
 
     def check_plan(self, plan: Plan, *, validated: bool = False) -> None:
-        """The same; principal components of several shards need their Gram matrices with products of two columns."""
+        """Raise unless a plan can be learned from; principal components of several shards need products of columns."""
         super().check_plan(plan, validated=validated)
         label = None if plan.query.label is None else plan.query.label.alias
         for alias in tables_of(plan.query) if self.method == "pca" else ():
@@ -188,7 +188,7 @@ class FedOnce(SplitNN):
         return found | (linear if self.method == "pca" else {})
 
     def fewer_replies_by(self) -> list[str]:
-        """The same where parties allow no more replies."""
+        """Settings that need fewer replies in a round, where parties allow no more."""
         return [*super().fewer_replies_by(), *(["lower rounds"] if self.rounds > 1 else [])]
 
     def _costs(self, batches: int) -> Costs:

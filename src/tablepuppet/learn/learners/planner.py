@@ -96,7 +96,7 @@ class Planner(Estimator):
         return "it needs more rounds"
 
     def fewer_replies_by(self) -> list[str]:
-        """The same where parties allow no more replies: settings that need fewer of them in a round."""
+        """What to do where parties allow no more replies: settings that need fewer of them in a round."""
         return []
 
     # Settings and plans

@@ -162,7 +162,7 @@ class SplitLearner(Learner):
         return f"set epochs above {rounds:,}, or to 'auto'"
 
     def fewer_replies_by(self) -> list[str]:
-        """The same where parties allow no more replies."""
+        """Settings that need fewer replies in a round, where parties allow no more."""
         return ["make batch_size larger"]
 
     def _costs(self, batches: int) -> Costs:

@@ -194,7 +194,7 @@ class GradientBoosting(Learner):
         return f"set max_iter above {rounds:,}"
 
     def fewer_replies_by(self) -> list[str]:
-        """The same where parties allow no more replies."""
+        """Settings that need fewer replies in a round, where parties allow no more."""
         return ["lower max_leaf_nodes or max_depth"]
 
     # The fit

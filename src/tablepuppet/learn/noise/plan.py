@@ -129,7 +129,7 @@ def mean_noise(loj: LearningOverJoin, deviations: Mapping[str, float]) -> float:
 
 
 def left_in_mean(rows: JoinedRows, alias: str) -> float:
-    """The same for one table, with noise of variance 1 at its base rows."""
+    """The variance of the mean over joined rows of noise of variance 1 at the base rows of one table."""
     shares = rows.tables[alias].counts / max(len(rows), 1)
     return float(shares @ shares)
 

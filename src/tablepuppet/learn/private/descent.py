@@ -62,7 +62,7 @@ class Gradient:
 
 
 class Residual:
-    """The same: the residual of the sharing problem."""
+    """What tables are asked for by ADMM: the residual of the sharing problem."""
 
     def __init__(self, loss: JoinedLoss, tables: int, rho: float | str):
         self.rule, self._begun = SharingResidual(loss, tables, auto_rho(loss, rho, AUTO_RHO)), False

@@ -138,7 +138,7 @@ class TableOutputs(ABC):
         return self.joined(replies, aliases)
 
     def joined(self, replies: Replies, aliases: Iterable[str]) -> dict[str, Floats]:
-        """The same."""
+        """The outputs of shards, one after the other."""
         return {alias: LearningOverUnion.concatenate(replies[alias], "outputs") for alias in aliases}
 
 
