@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from tablepuppet.prep.columns.statistics import CategorySummary, NumberSummary
 from tablepuppet.prep.encode.encode import TableSteps
-from tablepuppet.prep.encode.specs import StepSpec
+from tablepuppet.prep.encode.specs import FittedStep
 from tablepuppet.prep.explore.distribution import Distribution
 from tablepuppet.prep.pipelines.label_sums import Folds, LabelSums
 from tablepuppet.sql.query import OutputColumn
@@ -165,7 +165,7 @@ class AfterSteps(Question[T]):
 
     def __init__(
         self, column: OutputColumn, alive: Later[Any], sources: Sequence[Source],
-        chain: Sequence[Later[StepSpec | None]], size: Later[int] | None = None,
+        chain: Sequence[Later[FittedStep | None]], size: Later[int] | None = None,
     ):  # fmt: skip
         digests = [each for _, each in sources if each is not None]
         super().__init__(alive, *digests, *chain, *([] if size is None else [size]))
