@@ -305,7 +305,7 @@ class Grant:
 
 def refusal(party: str, rule: str, reason: str, table: str = "", columns: Iterable[str] = ()) -> PrivacyError:
     """The error for what a rule of the policy forbids."""
-    names = [repr(name) for name in columns]
+    names = [repr(name[:_MOST_TEXT]) for name in columns]
     where = [f"party {party!r}", *([f"table {table!r}"] if table else [])]
     where += [f"column{'s' if len(names) > 1 else ''} {', '.join(names)}"] if names else []
     return PrivacyError(f"{', '.join(where)}: {reason} (policy rule {rule})", rule=rule)
