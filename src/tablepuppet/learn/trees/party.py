@@ -38,6 +38,7 @@ from tablepuppet.learn.trees.splits import (
     stored,
 )
 from tablepuppet.party.allowance import check_memory, check_reply, check_time
+from tablepuppet.party.approval import add_work
 from tablepuppet.party.arguments import LARGEST, Within
 from tablepuppet.party.groups import Grouped
 from tablepuppet.party.local_table import LocalTable
@@ -45,6 +46,8 @@ from tablepuppet.party.ops import Values, op
 from tablepuppet.party.release import Release
 from tablepuppet.party.returns import OUTPUTS, Bytes, Numbers, OfGroups
 from tablepuppet.party.returns import ROWS as OF_ROWS
+
+add_work(("GradientBoostingRegressor", "GradientBoostingClassifier"), "trees")
 
 Whole = NDArray[np.integer]
 Row = Annotated[NDArray[np.float64], Within(dimensions=(2,))]
