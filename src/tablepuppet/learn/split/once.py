@@ -29,9 +29,8 @@ from tablepuppet.learn.split.ops import in_training
 from tablepuppet.learn.tables.dense import Mlp
 from tablepuppet.learn.tables.model import Bottom, TableModel
 from tablepuppet.learn.tables.ops import sent_model
-from tablepuppet.learn.tables.over_shards import RowGradients, Updates, taken
 from tablepuppet.learn.tables.parameters import TableParameters, parameters_of
-from tablepuppet.learn.tables.steps import NOTHING, Facts, Update, step
+from tablepuppet.learn.tables.steps import NOTHING, Facts, RowGradients, Update, Updates, step, taken
 from tablepuppet.mapping.table_mapping import ShardRows
 from tablepuppet.operators.client import Client
 from tablepuppet.operators.lou import Instead, LearningOverUnion

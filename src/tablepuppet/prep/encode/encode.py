@@ -1,8 +1,8 @@
 """Encodings: how columns become the numbers that a learner uses, at the party that owns them.
 
 An `Encoding` is a fitted pipeline: steps for each table (specs.py), then a mean and a scale for each number and the
-digests of categories for each text. fit.py fits one. The coordinator holds these numbers and digests; the values and
-the encoded table stay at the party.
+digests of categories for each text (pipelines/pipeline.py fits one). The coordinator holds these numbers and digests;
+the values and the encoded table stay at the party.
 """
 
 from __future__ import annotations
