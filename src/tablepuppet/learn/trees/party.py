@@ -58,8 +58,9 @@ MOST_NODES = 1 << 14  # of one request
 class Asked:
     """The nodes that a request sums, and the sums of their base rows: entries by node, ``sizes`` of each.
 
-    ``places`` are base rows, None: all in order. ``counts`` are joined rows of entries, None: one each. ``rows`` are
-    (entries, 2), gradient and Hessian, or (entries, 1) where a Hessian is the number of joined rows.
+    ``places`` are base rows, those of each node in order and once, None: all. ``counts`` are joined rows of entries,
+    None: one each. ``rows`` are (entries, 2), gradient and Hessian, or (entries, 1) where a Hessian is the number of
+    joined rows.
     """
 
     party: str
@@ -84,6 +85,9 @@ class Asked:
         elif fits and self.places is not None:
             fits = self.places.shape == (entries,)
             fits = fits and not (entries and not 0 <= self.places.min() <= self.places.max() < len(bins))
+            if fits:  # a row that is listed twice in a node would count as two of a group
+                in_order = np.repeat(np.arange(nodes), self.sizes) * len(bins) + self.places
+                fits = bool((np.diff(in_order) > 0).all())
         if fits and self.counts is not None:
             fits = self.counts.shape == (entries,) and not (entries and self.counts.min() < 0)
         if not fits:
