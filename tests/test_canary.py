@@ -21,8 +21,7 @@ from adbc_driver_postgresql import dbapi
 import tablepuppet as tp
 from tablepuppet.federation import PartyEntry
 from tablepuppet.prep.encode.encode import apply_encoding
-from tablepuppet.prep.pipelines.fit import fit_encoding
-from tablepuppet.prep.pipelines.pipeline import DEFAULT
+from tablepuppet.prep.pipelines.pipeline import DEFAULT, fit_encoding
 from tablepuppet.runs.event_file import EventFile
 from tests import mariadb_server
 from tests.relations import Message, federation, record_wire, write_party

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Iterator
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,7 +17,8 @@ from sklearn.linear_model import Ridge
 from sklearn.preprocessing import StandardScaler
 
 import tablepuppet as tp
-from tablepuppet.party.request import Request, Step
+from tablepuppet.party.audit import AuditLog
+from tablepuppet.party.request import UNDECLARED, Request, Step
 from tablepuppet.sql.plan import text_of
 from tests.relations import Oracle, federation, hide_order, party_of, write_party
 from tests.wire.hostile import Attacker, write_bank
@@ -156,6 +159,31 @@ def test_a_view_may_use_what_its_columns_may_be_used_for(tmp_path: Path, sql: st
         attacked(tmp_path, sql)
 
 
+@pytest.mark.parametrize("made", ["DISTINCT id, -amount AS total", "id, -sum(amount) AS total"])
+def test_rows_of_a_view_are_in_the_order_of_the_source(tmp_path: Path, made: str) -> None:
+    """Splits tell an order of rows. It is that of the first row of each group, and not one by what is selected, nor by
+    a column that nothing uses.
+    """
+    fed = federation(tmp_path, {"bank": {"cards": pa.table({"id": [3, 1, 3, 2], "amount": [7.0, 9.0, 7.0, 8.0]})}})
+    relation = fed.sql(f"SELECT f.id FROM (SELECT {made} FROM cards {'GROUP BY id' * ('sum' in made)}) AS f")
+    snapshot = party_of(relation._session.engine, "bank").table(relation._session.id, "f").snapshot
+    order = np.argsort(snapshot.position(np.arange(3)))
+    assert snapshot.outputs["id"].take(order).to_pylist() == [3, 1, 2]
+
+
+def test_a_column_of_a_view_that_nothing_uses_is_as_if_it_were_selected(tmp_path: Path) -> None:
+    """It is evaluated too: at level private it is refused."""
+    file = write_bank(tmp_path)
+    for uses, is_refused in (('"key"', False), ('{ uses = ["key"], level = "private" }', True)):
+        file.write_text(re.sub("^other = .*", f"other = {uses}", file.read_text(), flags=re.MULTILINE))
+        attacker = Attacker(file)
+        scan = attacker.scan(GROUPS, keys=())
+        assert scan.view is not None
+        columns, read = {**scan.view.columns, "a": "max(other)"}, {**scan.view.read, "other": "BIGINT"}
+        with pytest.raises(tp.PrivacyError, match="level") if is_refused else nullcontext():
+            attacker.open("s", replace(scan, view=replace(scan.view, columns=columns, read=read)))
+
+
 def test_a_table_that_demands_noise_has_no_views(tmp_path: Path) -> None:
     """One row may be in several of a view's, so that noise for one would not hide it."""
     with pytest.raises(tp.PrivacyError, match=r"noise hides one row.*require_dp"):
@@ -201,6 +229,11 @@ def test_views_count_as_filters_and_are_shown(tmp_path: Path) -> None:
     assert view is not None
     hidden = replace(scan, view=replace(view, columns={"total": "sum(amount) /* GROUP BY code */"}))
     assert "/*" not in text_of(hidden)
+    log = AuditLog(tmp_path / "audit.jsonl", state=tmp_path / "state")
+    other = replace(scan, view=replace(view, filter="amount > 3"))
+    filters = [log.about(UNDECLARED, [each]).filter for each in (scan, other, replace(scan, view=None))]
+    assert filters[0] != filters[1] != ""
+    assert not filters[2]
 
 
 def test_groups_of_a_view_are_of_its_rows(tmp_path: Path) -> None:

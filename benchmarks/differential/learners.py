@@ -17,7 +17,7 @@ from sklearn.metrics import accuracy_score, log_loss, r2_score, root_mean_square
 
 import tablepuppet as tp
 from tablepuppet import prep
-from tablepuppet.learn.linear.converged import CLOSE, NEAR
+from tablepuppet.learn.linear.descent import CLOSE, NEAR
 
 from .optimum import condition, least_squares, logistic, objective_of
 from .report import Report

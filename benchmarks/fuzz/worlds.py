@@ -26,6 +26,7 @@ from tablepuppet.errors import TablePuppetError
 from tablepuppet.learn.tables.dense import Mlp, Network
 from tablepuppet.learn.tables.linear import Linear
 from tablepuppet.learn.tables.model import Bottom, Spec
+from tablepuppet.learn.trees.splits import Splits
 from tablepuppet.party.arguments import GramNoise
 from tablepuppet.party.blind import blind
 from tablepuppet.party.databases.urls import open_database
@@ -313,7 +314,44 @@ def prepare(worlds: list[World], rng: np.random.Generator) -> tuple[Maker, list[
             noise = calm.noise(GramNoise)
             begun = {"view": "v", "encoding": f"e{number}", "model": name, "joined_rows": 1 + maker.shapes.rows}
             asked.append(("ridge.start", {**begun, "spec": spec, "noise": noise}))
+    some = {"columns": ["x", "z", "sum"], "categories": [("t", "text")], "digests0": maker.shapes.digests["a"][None]}
+    asked += trees(maker, rng, "e0", some)
     return maker, asked
+
+
+def trees(maker: Maker, rng: np.random.Generator, encoding: str, read: dict[str, Any]) -> list[tuple[str, Any]]:
+    """The requests by which a model of trees begins over an encoding's name: a root, two children, its bits, sums."""
+    rows, columns = maker.shapes.rows, len(read["columns"]) + len(read["categories"])
+    one: dict[str, Any] = {"view": "v", "encoding": encoding}
+    model, bins = f"trees{encoding[1:]}", int(rng.integers(2, 9))
+    maker.shapes.models[model] = (encoding, Splits(1, 1))
+    child = np.flatnonzero(rng.random(rows) < 0.5).astype(np.int32)
+    rule = {"l2": 1.0, "min_leaf": 1, "min_gain": 0.0}
+    nodes: list[dict[str, Any]] = []
+    for number, (parent, sibling, places) in enumerate(((-1, -1, None), (0, 2, child))):
+        entries = rows if places is None else len(places)
+        node = {"built": number, "parents": parent, "siblings": sibling, "sizes": entries}
+        arrays = {name: np.array([value], np.int32) for name, value in node.items()}
+        nodes.append(one | arrays | {"rows": rng.normal(size=(entries, 2)) ** [1, 2], "places": places})
+    sums = [{name: node[name] for name in (*one, "built", "sizes", "rows", "places")} for node in nodes]
+    sizes = [[rows], [len(child), rows]]  # a sibling's rows are its parent's, where some are joined twice
+    return [
+        ("trees.read", one | {"learned": encoding == "e0"} | read),
+        ("trees.bin", one | {"max_bins": bins}),
+        ("trees.start", one | {"model": model}),
+        *(
+            ("trees.split", node | {"model": model, "rule": rule, "evaluated": len(size), "bytes": _bytes(size)})
+            for node, size in zip(nodes, sizes, strict=True)
+        ),
+        *(("trees.sums", each | {"cells": columns * (bins + 1)}) for each in sums),
+        ("trees.keep", one | {"model": model, "nodes": np.zeros(1, np.int32)}),
+        ("trees.predict", one | {"model": model}),
+        ("trees.apply", one | {"spec": Splits(1, 0), "theta": np.array([[0.0, 0.5, 1.0, 0.0]])}),
+    ]
+
+
+def _bytes(sizes: list[int]) -> int:
+    return sum(-(-size // 8) for size in sizes)
 
 
 def prepare_pooled(world: World, maker: Maker, rng: np.random.Generator) -> list[tuple[str, dict[str, Any]]]:
@@ -337,6 +375,8 @@ def prepare_pooled(world: World, maker: Maker, rng: np.random.Generator) -> list
             maker.shapes.models[model] = (name, spec)
             begun = {"view": "v", "encoding": name, "model": model, "spec": spec, "seed": 1, "zero": False}
             asked.append(("model.start", begun))
+        read = {"columns": ["x", "z", "d"], "categories": [("t", "text")], "digests0": listed.digests}
+        asked += trees(maker, rng, name, read)
     return asked
 
 

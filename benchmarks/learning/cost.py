@@ -22,9 +22,8 @@ import tablepuppet as tp
 from benchmarks.data import ROOT
 from benchmarks.learning.movielens import CLOSE, COLUMNS, JOIN, LABELS, learner, movielens, write_movielens
 from benchmarks.mapping import peak_memory, seconds
-from tablepuppet.learn.loss import logistic, softmax
-from tablepuppet.learn.loss.logistic import Logistic
-from tablepuppet.learn.loss.losses import Loss
+from tablepuppet.learn.loss import losses, softmax
+from tablepuppet.learn.loss.losses import Logistic, Loss
 from tablepuppet.learn.loss.softmax import Softmax
 
 
@@ -95,7 +94,7 @@ def newton_steps(train: tp.Relation, task: str) -> float:
     seen, inside, lock = [0], threading.local(), threading.Lock()
     owner: type[Loss]
     module: ModuleType
-    module, owner, name = (logistic, Logistic, "_unlikely")
+    module, owner, name = (losses, Logistic, "_unlikely")
     if task != "good":
         module, owner, name = (softmax, Softmax, "_exponentials")
     bare, step = getattr(module, name), owner.proximal_step

@@ -21,11 +21,10 @@ from tablepuppet.learn.learners.network import NetworkLearner
 from tablepuppet.learn.learners.not_fitted import NotFittedError
 from tablepuppet.learn.learners.solver_learner import SolverLearner
 from tablepuppet.learn.learners.watch import CONVERGED, USED_UP
-from tablepuppet.learn.loss.joined_loss import JoinedLoss
+from tablepuppet.learn.loss.joined_loss import JoinedLoss, in_units, out_of_units
 from tablepuppet.learn.loss.losses import Loss, Squared
-from tablepuppet.learn.loss.units import in_units, out_of_units
 from tablepuppet.learn.rounds import Round
-from tablepuppet.learn.solve.allowance import RoundAllowance
+from tablepuppet.learn.solve.schedule import RoundAllowance
 from tablepuppet.learn.solve.sgd import Conditioned, descend_by_batches
 from tablepuppet.learn.tables.parameters import TableParameters, first_parameters
 from tablepuppet.mapping.batches import Batch

@@ -31,8 +31,7 @@ from tablepuppet.party.request import MOST_PURPOSE, Declared, Request
 from tablepuppet.party.service import Party
 from tablepuppet.party.settings_file import read_settings
 from tablepuppet.party.tls_files import TlsFiles, read_tls_files
-from tablepuppet.prep.pipelines.fit import foresee, selecting
-from tablepuppet.prep.pipelines.pipeline import DEFAULT, Pipeline
+from tablepuppet.prep.pipelines.pipeline import DEFAULT, Pipeline, foresee, selecting
 from tablepuppet.privacy.funds import rounded_up
 from tablepuppet.privacy.settings import Privacy
 from tablepuppet.privacy.signed_keys import TrialAuthority

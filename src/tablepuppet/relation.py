@@ -30,9 +30,8 @@ from tablepuppet.prep.columns.label import joined_labels
 from tablepuppet.prep.columns.selected import check_without_noise
 from tablepuppet.prep.encode.encode import Encoding
 from tablepuppet.prep.explore.statistics import Statistics
-from tablepuppet.prep.pipelines.fit import Foresight, fit_encoding, foresee
 from tablepuppet.prep.pipelines.noisy_answers import EncoderNoise
-from tablepuppet.prep.pipelines.pipeline import DEFAULT, Pipeline
+from tablepuppet.prep.pipelines.pipeline import DEFAULT, Foresight, Pipeline, fit_encoding, foresee
 from tablepuppet.privacy.funds import PartysFunds
 from tablepuppet.runs.events import Events
 from tablepuppet.runs.figures import number

@@ -10,8 +10,7 @@ import pyarrow as pa
 import pytest
 
 import tablepuppet as tp
-from tablepuppet.learn.solve.allowance import RESERVE
-from tablepuppet.learn.solve.schedule import FEWEST_ROWS
+from tablepuppet.learn.solve.schedule import FEWEST_ROWS, RESERVE
 from tablepuppet.party.ops import REGISTRY
 from tablepuppet.party.service import Party
 from tablepuppet.runs.events import Event

@@ -94,7 +94,7 @@ def test_a_fit_that_has_converged_or_nearly_does_not_warn(tmp_path: Path) -> Non
 )
 def test_epochs_and_batches_follow_the_rows(rows: int, rounds: Any, size: Any, found: tuple[int, int]) -> None:
     """What is set is taken; what is "auto" makes some two hundred steps of a fifth of the rows each."""
-    from tablepuppet.learn.solve.allowance import RoundAllowance
+    from tablepuppet.learn.solve.schedule import RoundAllowance
 
     made = epochs_that_fit(rows, rounds, size, USUAL, lambda _: RoundAllowance(()), {})
     assert (made.rounds, made.batch_size) == found

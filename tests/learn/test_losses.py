@@ -9,8 +9,7 @@ import pytest
 from numpy.typing import NDArray
 from scipy.optimize import minimize, minimize_scalar
 
-from tablepuppet.learn.loss.logistic import Logistic
-from tablepuppet.learn.loss.losses import Squared
+from tablepuppet.learn.loss.losses import Logistic, Squared
 from tablepuppet.learn.loss.softmax import Softmax
 from tests.learn.labelled import Labelled
 

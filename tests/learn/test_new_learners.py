@@ -24,8 +24,7 @@ from tablepuppet.learn.learners.watch import Watch
 from tablepuppet.learn.loss.joined_loss import JoinedLoss
 from tablepuppet.learn.registry import LEARNERS, learner
 from tablepuppet.learn.settings import COUNT, setting
-from tablepuppet.learn.solve.allowance import Cost, Costs, RoundAllowance
-from tablepuppet.learn.solve.schedule import Schedule
+from tablepuppet.learn.solve.schedule import Cost, Costs, RoundAllowance, Schedule
 from tablepuppet.learn.solve.sgd import Stochastic, descend_by_batches
 from tablepuppet.learn.tables.dense import Network
 from tablepuppet.learn.tables.federated import FederatedModel

@@ -8,11 +8,9 @@ from numpy.typing import NDArray
 from scipy.optimize import minimize
 
 from tablepuppet import pieces
-from tablepuppet.learn.linear.directions import DIRECTIONS, Directions
-from tablepuppet.learn.linear.plane import FEWEST_BLOCKS, HessianPairs, Plane
+from tablepuppet.learn.linear.plane import DIRECTIONS, FEWEST_BLOCKS, Directions, HessianPairs, Plane
 from tablepuppet.learn.loss.joined_loss import JoinedLoss
-from tablepuppet.learn.loss.logistic import Logistic
-from tablepuppet.learn.loss.losses import Squared
+from tablepuppet.learn.loss.losses import Logistic, Squared
 from tablepuppet.learn.loss.softmax import Softmax
 from tablepuppet.mapping.joined_rows import Column, JoinedRows
 from tests.learn.labelled import Labelled

@@ -10,7 +10,7 @@ import pyarrow as pa
 import pytest
 
 import tablepuppet as tp
-from tablepuppet.learn.noise.predictions import DirectionNoise, calmed, left_in_mean
+from tablepuppet.learn.noise.plan import DirectionNoise, calmed, left_in_mean
 from tablepuppet.mapping.joined_rows import SCORES, JoinedRows
 from tablepuppet.operators.loj import LearningOverJoin
 from tests.relations import federation

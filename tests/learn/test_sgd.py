@@ -10,8 +10,7 @@ import pytest
 from numpy.typing import NDArray
 
 import tablepuppet as tp
-from tablepuppet.learn.loss.logistic import Logistic
-from tablepuppet.learn.loss.losses import Squared
+from tablepuppet.learn.loss.losses import Logistic, Squared
 from tablepuppet.learn.loss.softmax import Softmax
 from tablepuppet.mapping.batches import batches
 from tablepuppet.mapping.joined_rows import JoinedRows

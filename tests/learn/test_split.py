@@ -15,7 +15,7 @@ import pytest
 import tablepuppet as tp
 from tablepuppet.baselines import joined_tables
 from tablepuppet.errors import PartyError
-from tablepuppet.learn.solve.allowance import Allowed, Cost, RoundAllowance
+from tablepuppet.learn.solve.schedule import Allowed, Cost, RoundAllowance
 from tablepuppet.learn.tables.dense import linear_layers
 from tablepuppet.learn.tables.narrow import widened
 from tablepuppet.learn.tables.parameters import Adam

@@ -14,9 +14,8 @@ from numpy.typing import NDArray
 import tablepuppet as tp
 from tablepuppet.learn.tables.federated import FederatedModel
 from tablepuppet.learn.tables.linear import Linear
-from tablepuppet.learn.tables.over_shards import RowGradients
 from tablepuppet.learn.tables.parameters import TableParameters
-from tablepuppet.learn.tables.steps import Facts, Update, by_itself, by_rows, step
+from tablepuppet.learn.tables.steps import Facts, RowGradients, Update, by_itself, by_rows, step
 from tablepuppet.party.arguments import NotNegative
 from tablepuppet.party.ops import REGISTRY, find_op
 from tablepuppet.party.release import Release

@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from tablepuppet.learn.loss.joined_loss import GRADIENT, JoinedLoss
-from tablepuppet.learn.loss.logistic import Logistic
-from tablepuppet.learn.loss.losses import Loss, Squared
+from tablepuppet.learn.loss.losses import Logistic, Loss, Squared
 from tablepuppet.learn.loss.softmax import Softmax
 from tablepuppet.mapping.joined_rows import JoinedRows
 from tablepuppet.mapping.merged import merged

@@ -6,6 +6,7 @@ import re
 import time
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -275,11 +276,20 @@ def test_every_learner_and_op_has_its_work() -> None:
     assert {name for name in listed if not any(op == name or op.startswith(f"{name}.") for op in REGISTRY)} == set()
 
 
-@pytest.mark.parametrize("solver", ["lbfgs", "admm", "sgd"])
-@pytest.mark.parametrize("kind", [tp.LogisticRegression, tp.MLPClassifier])
-def test_learners_run_under_their_approval(bank: Party, tmp_path: Path, kind: type, solver: str) -> None:
+LEARNED: dict[str, Any] = {
+    **{
+        f"{kind.__name__}, {solver}": partial(kind, solver=solver, rounds=1)
+        for kind in (tp.LogisticRegression, tp.MLPClassifier)
+        for solver in ("lbfgs", "admm", "sgd")
+    },
+    "trees": partial(tp.GradientBoostingClassifier, max_iter=2, min_samples_leaf=1),
+}
+
+
+@pytest.mark.parametrize("name", LEARNED)
+def test_learners_run_under_their_approval(bank: Party, tmp_path: Path, name: str) -> None:
     """No op that a learner needs is missing in its list."""
-    learner = kind(solver=solver, rounds=1)
+    learner = LEARNED[name]()
     relation = approved(bank, tmp_path, learner=learner)
     learner.fit(relation)
     learner.evaluate(relation)

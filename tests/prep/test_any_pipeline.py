@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 import tablepuppet as tp
 from tablepuppet import prep
 from tablepuppet.party.policy import Policy, TableRule
-from tablepuppet.prep.pipelines.fit import foresee
+from tablepuppet.prep.pipelines.pipeline import foresee
 from tests.relations import Parties, federation, materialised
 from tests.wire.services import calling, served
 

@@ -15,8 +15,7 @@ from numpy.typing import NDArray
 
 import tablepuppet as tp
 from tablepuppet.prep.encode.encode import Encoding, apply_encoding
-from tablepuppet.prep.pipelines.fit import fit_encoding
-from tablepuppet.prep.pipelines.pipeline import DEFAULT
+from tablepuppet.prep.pipelines.pipeline import DEFAULT, fit_encoding
 from tests.relations import Parties, federation, hide_order, materialised, party_of, warnings_of
 
 

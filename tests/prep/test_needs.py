@@ -15,11 +15,9 @@ import pytest
 import tablepuppet as tp
 from tablepuppet import prep
 from tablepuppet.prep.encode.specs import Scale
-from tablepuppet.prep.pipelines.answers import AskedAnswers
 from tablepuppet.prep.pipelines.draft import Column, Draft
-from tablepuppet.prep.pipelines.fit import declared, foresee
-from tablepuppet.prep.pipelines.needs import AfterSteps, Dropped, Later, Question, given
-from tablepuppet.prep.pipelines.pipeline import refuse_with_noise
+from tablepuppet.prep.pipelines.needs import AfterSteps, AskedAnswers, Dropped, Later, Question, given
+from tablepuppet.prep.pipelines.pipeline import declared, foresee, refuse_with_noise
 from tablepuppet.prep.pipelines.steps.step import PrepStep
 from tablepuppet.sql.query import OutputColumn
 from tests.relations import federation, record_wire

@@ -21,9 +21,8 @@ from tablepuppet.party.ledger import Budget
 from tablepuppet.party.policy import CallerLimits, Policy, TableRule
 from tablepuppet.prep.columns.statistics import NumberSummary
 from tablepuppet.prep.pipelines.draft import Draft
-from tablepuppet.prep.pipelines.fit import foresee
 from tablepuppet.prep.pipelines.needs import RankValues, given
-from tablepuppet.prep.pipelines.pipeline import DEFAULT, Pipeline
+from tablepuppet.prep.pipelines.pipeline import DEFAULT, Pipeline, foresee
 from tests.relations import Parties, federation, materialised, party_of, record_wire, warnings_of
 from tests.small_job import write_job
 from tests.wire.services import calling, served

@@ -183,6 +183,22 @@ def test_columns_that_differ_in_few_rows(tmp_path: Path, seed: int) -> None:
     assert np.isnan(count[0, 2]) == (0 < changed < LEAST)
 
 
+def test_few_values_beside_those_of_another_column(tmp_path: Path) -> None:
+    """A column with too few values counts as one without any, also where columns are compared with each other: which
+    pairs are left out is the same whatever these values are, and without them.
+    """
+    found = []
+    told: list[list[float | None]] = [[None] * 4, [1.0, 1.0, 1.0, 2.0], [1.0, 2.0, 3.0, 4.0]]
+    for place, few in enumerate(told):
+        cells: dict[str, list[Any]] = {name: [None] * 20 for name in "ty"} | {"id": list(range(20))}
+        cells |= {"x": few + [None] * 16, "d": [None if each is None else int(each) for each in few] + [None] * 16}
+        cells |= {"z": list(range(20)), "s": [0.5 * n for n in range(20)]}
+        party = world(tmp_path / str(place), cells, AGGREGATE)
+        found.append(ask(party, "statistics.products", columns=NUMBERS)["moments"])
+    np.testing.assert_array_equal(found[1], found[0])
+    np.testing.assert_array_equal(found[2], found[0])
+
+
 def gram_of(folder: Path, cells: dict[str, list[Any]], matrix: bool = False) -> NDArray[np.float64]:
     """The Gram matrix of two numbers, a product and a cut that steps make of them, and the categories of two texts."""
     party = world(folder, cells, Policy(others=replace(AGGREGATE.others or TableRule(), matrix=matrix)))
@@ -304,6 +320,29 @@ def test_sums_over_rows_to_predict(tmp_path: Path, learned: bool, private: bool)
         found[value] = grams, sorted(np.asarray(image_["outputs"]).ravel().tolist())
     assert found[7.0][0] == found[70.0][0] == found[None][0]
     assert (found[7.0][1] == found[70.0][1]) == learned
+
+
+def test_sums_of_trees(tmp_path: Path) -> None:
+    """Rows to predict have bits and no bins: sums by bin would tell a number that one row has. A row that is listed as
+    often as a group has rows is no group.
+    """
+    cells: dict[str, list[Any]] = {name: [None] * 40 for name in "tdys"} | {"id": list(range(40))}
+    party = world(tmp_path / "one", cells | {"x": [7.0] + [None] * 39, "z": [0, 1] * 20}, AGGREGATE)
+    read = {"encoding": "e", "columns": ["x", "z"], "categories": []}
+    ask(party, "trees.read", **read, learned=False)
+    refused = party.ask("trees.bin", {"view": "v", "encoding": "e", "max_bins": 4})
+    assert refused.error is not None
+    assert "read to predict" in refused.error[1]
+    ask(party, "trees.read", **read, learned=True)
+    ask(party, "trees.bin", encoding="e", max_bins=4)
+    for places, is_asked in ((np.arange(LEAST), True), (np.repeat(0, LEAST), False), (np.arange(LEAST)[::-1], False)):
+        node = {"built": np.zeros(1, np.int32), "sizes": np.array([LEAST], np.int32), "rows": np.ones((LEAST, 1))}
+        given = {"view": "v", "encoding": "e", **node, "cells": 10, "places": places.astype(np.int32)}
+        seen = party.ask("trees.sums", given)
+        assert (seen.error is None) == is_asked
+        if is_asked:
+            assert is_group(seen.reply["sums"][:, 2])
+            assert seen.reply["sums"][:5, 2].tolist() == [0, 0, 0, 0, LEAST]
 
 
 def sums(party: World, wanted: str, steps: list[Any], digests: NDArray[np.uint8] = NONE) -> list[list[float]]:

@@ -35,7 +35,7 @@ from tablepuppet import prep
 from tablepuppet.prep.columns.values import DatePart
 from tablepuppet.prep.encode.program import Shapes
 from tablepuppet.prep.encode.specs import Missing, Product
-from tablepuppet.prep.pipelines.fit import foresee
+from tablepuppet.prep.pipelines.pipeline import foresee
 from tablepuppet.prep.pipelines.steps.bins import How
 from tablepuppet.prep.pipelines.steps.bounds import Method
 from tests.relations import Parties, federation, materialised, warnings_of

@@ -40,22 +40,16 @@ SHORT = 12  # letters of a name that are shown
 _READING = frozenset({"keys", "secure", "rows.use", "rows.sample"})
 _STATISTICS = _READING | {"statistics", "categories", "columns", "private", "prep", "encode"}
 _LEARNING = _STATISTICS | {"rows.alike", "label", "model", "parts", "deliver"}
-_LINEAR = _LEARNING | {"ridge", "sgd", "steps", "matrix.gram"}
-_NETWORK = _LEARNING | {"proximal", "lbfgs", "sgd", "steps"}
-_SPLIT = _LEARNING | {"split"}
-WORK = {
-    "": _STATISTICS,
-    "matrix": _STATISTICS | {"rows.alike", "label", "matrix", "model", "parts"},
-    **dict.fromkeys(("LinearRegression", "LogisticRegression"), _LINEAR),
-    **dict.fromkeys(("MLPRegressor", "MLPClassifier"), _NETWORK),
-    **dict.fromkeys(("SplitNNRegressor", "SplitNNClassifier"), _SPLIT),
-    **dict.fromkeys(("FedOnceRegressor", "FedOnceClassifier"), _SPLIT | {"nat"}),
-    **dict.fromkeys(("TabVFLRegressor", "TabVFLClassifier"), _SPLIT | {"tabvfl"}),
-}
+WORK = {"": _STATISTICS, "matrix": _STATISTICS | {"rows.alike", "label", "matrix", "model", "parts"}}
 """What may run for each declared learner: names of ops, or the first part of their names.
 
 An op that reads columns beside those of the scan, as `rows.ids` does, is in no job: the operator did not see them.
 """
+
+
+def add_work(learners: Iterable[str], *ops: str) -> None:
+    """Let jobs of these learners run these ops, beside those that every learner of a label asks for."""
+    WORK.update(dict.fromkeys(learners, _LEARNING | set(ops)))
 
 
 class Job(msgspec.Struct, frozen=True):

@@ -201,7 +201,9 @@ class AuditLog:
         """What lines say of a session over these scans."""
         if self._chain is None:
             return NO_SESSION
-        filters, key = sorted({text for scan in scans for text in (*scan.filters, *scan.conditions)}), self._chain.key
+        made = {scan.view.rows_text for scan in scans if scan.view is not None}
+        filters = sorted({text for scan in scans for text in (*scan.filters, *scan.conditions)} | made)
+        key = self._chain.key
         return About(
             declared.run,
             declared.purpose,

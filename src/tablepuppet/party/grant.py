@@ -61,6 +61,7 @@ class Grant:
         grant._check_published(scan.read)
         if scan.view is not None:
             grant._check_view(scan.view)
+            grant._check_unused(scan)
         for text in filter(None, (*scan.filters, *scan.conditions)):
             grant._output(text, Use.FILTER)
         for text in (text for key in scan.keys for text in key.expressions):
@@ -105,6 +106,16 @@ class Grant:
         for name in view.columns:  # of those that a query selects, outputs are checked; DISTINCT is about all
             if view.distinct:
                 self._used(view.read_by((name,)), Use.KEY | Use.FILTER | Use.FEATURE)
+
+    def _check_unused(self, scan: Scan) -> None:
+        """PrivacyError unless columns of a view that nothing uses may be selected, as they are evaluated too."""
+        assert scan.view is not None
+        texts = [*scan.outputs.values(), *scan.filters, *scan.conditions]
+        texts += [text for key in scan.keys for text in key.expressions]
+        used = {name.lower() for text in filter(None, texts) for name in columns_of(text)}
+        for name in scan.view.columns:
+            if name.lower() not in used:
+                self._used(scan.view.read_by((name,)), Use.KEY | Use.FILTER | Use.FEATURE | Use.LABEL)
 
     def _used(self, columns: tuple[str, ...], use: Use, *, is_plain: bool = False) -> Output:
         """Columns of the table that an expression reads, with the rule that they make together."""
@@ -305,7 +316,7 @@ class Grant:
 
 def refusal(party: str, rule: str, reason: str, table: str = "", columns: Iterable[str] = ()) -> PrivacyError:
     """The error for what a rule of the policy forbids."""
-    names = [repr(name) for name in columns]
+    names = [repr(name[:_MOST_TEXT]) for name in columns]
     where = [f"party {party!r}", *([f"table {table!r}"] if table else [])]
     where += [f"column{'s' if len(names) > 1 else ''} {', '.join(names)}"] if names else []
     return PrivacyError(f"{', '.join(where)}: {reason} (policy rule {rule})", rule=rule)

@@ -190,7 +190,8 @@ def aggregates_of(text: str) -> int:
 def view_sql(view: View, source: str, total: bool = False) -> str:
     """The view over a `Source`, written after FROM, with positions; with ``total`` casts are NULL where they fail.
 
-    Rows of a table keep their position; those of groups are numbered in the order of what is selected.
+    Rows of a table keep their position; those of groups are numbered in the order of the first row of each: who learns
+    an order of rows, as by a split, learns that of the source, and none by values.
     """
     items = ", ".join(f"{_evaluable(text, view, total)} AS {_quoted(name)}" for name, text in view.columns.items())
     where = f" WHERE {_evaluable(view.filter, view, total)}" if view.filter else ""
@@ -200,9 +201,13 @@ def view_sql(view: View, source: str, total: bool = False) -> str:
         f" GROUP BY {', '.join(f'({_evaluable(each, view, total)})' for each in view.groups)}" if view.groups else ""
     )
     having = f" HAVING {_evaluable(view.having, view, total)}" if view.having else ""
-    made = f"SELECT {'DISTINCT ' * view.distinct}{items} FROM {source} AS source{where}{groups}{having}"
-    order = ", ".join(map(_quoted, view.columns))
-    return f'(SELECT *, row_number() OVER (ORDER BY {order}) - 1 AS "{POSITION}" FROM ({made}))'
+    each_row = view.distinct and not replace(view, distinct=False).is_grouped
+    first = f'"{POSITION}"' if each_row else f'min("{POSITION}") AS "{POSITION}"'
+    made = f"(SELECT {items}, {first} FROM {source} AS source{where}{groups}{having})"
+    names = ", ".join(map(_quoted, view.columns))
+    if view.distinct:
+        made = f'(SELECT {names}, min("{POSITION}") AS "{POSITION}" FROM {made} GROUP BY {names})'
+    return f'(SELECT {names}, row_number() OVER (ORDER BY "{POSITION}") - 1 AS "{POSITION}" FROM {made})'
 
 
 def _quoted(name: str) -> str:

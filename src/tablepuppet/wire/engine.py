@@ -31,8 +31,7 @@ from tablepuppet.pieces import cores
 from tablepuppet.runs import interrupts
 from tablepuppet.runs.events import Events, TripRecord, current_run
 from tablepuppet.wire.protocol import LostError
-from tablepuppet.wire.step_times import Stopwatch
-from tablepuppet.wire.traffic import NOTHING, MessageSizes, Traffic, meter, names_of
+from tablepuppet.wire.traffic import NOTHING, MessageSizes, Stopwatch, Traffic, meter, names_of
 
 # A `Transport` calls one party (its only method is `call`); `Capabilities` lists what else that party can do. Input: a
 # request. Output: the party's reply. A party in this process is called as it is, without a server and without copies;

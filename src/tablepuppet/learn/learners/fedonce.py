@@ -22,16 +22,14 @@ from tablepuppet.learn.learners.split import SplitNN
 from tablepuppet.learn.learners.tasks import Classifier, Regressor
 from tablepuppet.learn.learners.validation import Watched
 from tablepuppet.learn.learners.watch import Watch
-from tablepuppet.learn.loss.joined_loss import JoinedLoss
-from tablepuppet.learn.loss.units import out_of_units
+from tablepuppet.learn.loss.joined_loss import JoinedLoss, out_of_units
 from tablepuppet.learn.noise.plan import StepNoise
 from tablepuppet.learn.private.feature_promise import FeaturePromise, StepPromise, new_promise
 from tablepuppet.learn.registry import learner
 from tablepuppet.learn.rounds import Round
 from tablepuppet.learn.settings import COUNT, NUMBER, RATE, Auto, Kind, or_auto, setting
-from tablepuppet.learn.solve.allowance import Cost, Costs, RoundAllowance
 from tablepuppet.learn.solve.plateau import ended_flat
-from tablepuppet.learn.solve.schedule import Schedule
+from tablepuppet.learn.solve.schedule import Cost, Costs, RoundAllowance, Schedule
 from tablepuppet.learn.solve.sgd import falling
 from tablepuppet.learn.solve.solvers import SGD
 from tablepuppet.learn.split.bottom import BOTTOM, mlp

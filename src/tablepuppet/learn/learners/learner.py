@@ -21,10 +21,9 @@ from numpy.typing import NDArray
 from tablepuppet.arrays import Array
 from tablepuppet.errors import LearnError
 from tablepuppet.learn.learners.estimator import need_relation
-from tablepuppet.learn.learners.history_plot import draw_history
 from tablepuppet.learn.learners.noise_warning import warn_of_noise
 from tablepuppet.learn.learners.not_fitted import check_fitted
-from tablepuppet.learn.learners.picture import check_kind, write
+from tablepuppet.learn.learners.picture import check_kind, draw_history, write
 from tablepuppet.learn.learners.planner import Planner, tables_of
 from tablepuppet.learn.learners.predictions import Predictions, PredictionTable, handed_out
 from tablepuppet.learn.learners.validation import (

@@ -18,18 +18,16 @@ from tablepuppet.learn.learners.tasks import Classifier, Regressor
 from tablepuppet.learn.learners.validation import Watched, add_intercept
 from tablepuppet.learn.learners.watch import Watch
 from tablepuppet.learn.linear.consensus import CONSENSUS_TOL, Inner
-from tablepuppet.learn.linear.descent import CHECKS, Descent, Rule, where_sgd_ended
-from tablepuppet.learn.linear.gradient_rule import GradientRule
+from tablepuppet.learn.linear.descent import CHECKS, Descent, GradientRule, Rule, where_sgd_ended
 from tablepuppet.learn.linear.model import LinearModel, by_column
-from tablepuppet.learn.loss.joined_loss import JoinedLoss
+from tablepuppet.learn.loss.joined_loss import JoinedLoss, around_mean
 from tablepuppet.learn.loss.measures import Metrics
-from tablepuppet.learn.loss.units import around_mean
 from tablepuppet.learn.private.descent import solve_by_steps
 from tablepuppet.learn.private.feature_promise import StepPromise, SumPromise
 from tablepuppet.learn.registry import learner
 from tablepuppet.learn.rounds import Round
 from tablepuppet.learn.solve.admm import SharingRule
-from tablepuppet.learn.solve.allowance import Cost, Costs, RoundAllowance
+from tablepuppet.learn.solve.schedule import Cost, Costs, RoundAllowance
 from tablepuppet.learn.solve.sgd import Conditioned, Stochastic, descend_by_batches, falling
 from tablepuppet.learn.solve.solvers import ADMM, SGD, chosen_solver
 from tablepuppet.learn.tables.linear import Linear

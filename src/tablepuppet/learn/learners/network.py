@@ -14,8 +14,7 @@ from tablepuppet.learn.learners.solver_learner import SolverLearner
 from tablepuppet.learn.learners.tasks import Classifier, Regressor
 from tablepuppet.learn.learners.validation import Watched
 from tablepuppet.learn.learners.watch import Watch
-from tablepuppet.learn.loss.joined_loss import JoinedLoss
-from tablepuppet.learn.loss.units import in_units, out_of_units
+from tablepuppet.learn.loss.joined_loss import JoinedLoss, in_units, out_of_units
 from tablepuppet.learn.network.admm import InnerSettings, descend_by_sharing
 from tablepuppet.learn.network.lbfgs import descend_full_batch
 from tablepuppet.learn.private.descent import PRIVATE_SOLVER, solve_by_steps
@@ -23,9 +22,8 @@ from tablepuppet.learn.private.feature_promise import StepPromise
 from tablepuppet.learn.registry import learner
 from tablepuppet.learn.rounds import Round
 from tablepuppet.learn.settings import NUMBER, Kind, setting
-from tablepuppet.learn.solve.allowance import Cost, Costs
 from tablepuppet.learn.solve.plateau import ended_flat
-from tablepuppet.learn.solve.schedule import Usual
+from tablepuppet.learn.solve.schedule import Cost, Costs, Usual
 from tablepuppet.learn.solve.sgd import Stochastic, descend_by_batches
 from tablepuppet.learn.solve.solvers import ADMM, SGD
 from tablepuppet.learn.tables.dense import Network

@@ -9,10 +9,8 @@ from __future__ import annotations
 from typing import Any, Protocol
 
 from tablepuppet.learn.learners.validation import Validation
-from tablepuppet.learn.loss.joined_loss import JoinedLoss
-from tablepuppet.learn.loss.units import label_deviation
-from tablepuppet.learn.noise.plan import StepNoise
-from tablepuppet.learn.noise.predictions import believed
+from tablepuppet.learn.loss.joined_loss import JoinedLoss, label_deviation
+from tablepuppet.learn.noise.plan import StepNoise, believed
 from tablepuppet.learn.private.feature_promise import FeaturePromise
 from tablepuppet.learn.private.usefulness import (
     LITTLE,
@@ -97,7 +95,7 @@ def _is_luck(learner: NoisyLearner, privacy: Privacy, tables: dict[str, TableSiz
 def left_by_noise(learner: NoisyLearner, loss: JoinedLoss, constant: float, gained: float) -> float:
     """The gain that is left once predictions have noise; the gain of the fit if they have none.
 
-    Noisy predictions are shrunk towards their mean (noise/predictions.py), which leaves a share of the gain without
+    Noisy predictions are shrunk towards their mean (noise/plan.py), which leaves a share of the gain without
     noise. The gain of noisy steps already includes the noise, that of noisy statistics does not.
     """
     promise = learner._promise

@@ -22,8 +22,7 @@ from tablepuppet.learn.private.budget_check import MARGIN, approved_epsilons, ch
 from tablepuppet.learn.private.demanded import check_demanded, check_label_apart, check_sums_demanded, known_otherwise
 from tablepuppet.learn.private.feature_promise import FeaturePromise
 from tablepuppet.learn.private.fit_plan import Planning
-from tablepuppet.learn.solve.allowance import VALIDATION, Costs, RoundAllowance
-from tablepuppet.learn.solve.schedule import Schedule
+from tablepuppet.learn.solve.schedule import VALIDATION, Costs, RoundAllowance, Schedule
 from tablepuppet.learn.tables.model import Spec
 from tablepuppet.operators.client import Client
 from tablepuppet.prep.pipelines.pipeline import DEFAULT, Pipeline, refuse_noisy_labels, refuse_with_noise

@@ -14,8 +14,7 @@ from tablepuppet.learn.learners.learner import Learner
 from tablepuppet.learn.learners.watch import Watch
 from tablepuppet.learn.private.feature_promise import FeaturePromise, new_promise
 from tablepuppet.learn.settings import COUNT, NUMBER, SWITCH, Auto, or_auto, setting
-from tablepuppet.learn.solve.allowance import RoundAllowance
-from tablepuppet.learn.solve.schedule import Schedule, Usual, schedule_of
+from tablepuppet.learn.solve.schedule import RoundAllowance, Schedule, Usual, schedule_of
 from tablepuppet.learn.solve.solvers import (
     SGD,
     SHORT_FORMS,

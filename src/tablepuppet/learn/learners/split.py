@@ -23,14 +23,12 @@ from tablepuppet.learn.learners.planner import tables_of
 from tablepuppet.learn.learners.tasks import Classifier, Regressor
 from tablepuppet.learn.learners.validation import Watched
 from tablepuppet.learn.learners.watch import Watch
-from tablepuppet.learn.loss.joined_loss import JoinedLoss
-from tablepuppet.learn.loss.units import in_units, out_of_units
+from tablepuppet.learn.loss.joined_loss import JoinedLoss, in_units, out_of_units
 from tablepuppet.learn.registry import learner
 from tablepuppet.learn.rounds import Round
 from tablepuppet.learn.settings import COUNT, RATE, Auto, Kind, or_auto, setting
-from tablepuppet.learn.solve.allowance import Cost, Costs, RoundAllowance
 from tablepuppet.learn.solve.plateau import ended_flat
-from tablepuppet.learn.solve.schedule import Schedule, batches_of
+from tablepuppet.learn.solve.schedule import Cost, Costs, RoundAllowance, Schedule, batches_of
 from tablepuppet.learn.solve.sgd import falling
 from tablepuppet.learn.split.bottom import BOTTOM, mlp, on_pixels
 from tablepuppet.learn.split.bottoms import Cnn

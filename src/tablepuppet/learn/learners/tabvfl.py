@@ -23,8 +23,7 @@ from tablepuppet.learn.learners.watch import Watch
 from tablepuppet.learn.loss.joined_loss import JoinedLoss
 from tablepuppet.learn.registry import learner
 from tablepuppet.learn.settings import COUNT, NUMBER, RATE, WHOLE, Auto, Kind, or_auto, setting
-from tablepuppet.learn.solve.allowance import Cost, Costs
-from tablepuppet.learn.solve.schedule import Schedule
+from tablepuppet.learn.solve.schedule import Cost, Costs, Schedule
 from tablepuppet.learn.solve.sgd import falling
 from tablepuppet.learn.split.bottoms import need_tabnet
 from tablepuppet.learn.split.exchange import Exchange

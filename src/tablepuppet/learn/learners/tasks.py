@@ -15,8 +15,7 @@ from tablepuppet.learn.labels.metrics import class_metrics, regression_metrics
 from tablepuppet.learn.labels.noisy import check_label, class_question, kept, number_question
 from tablepuppet.learn.learners.learner import Learner
 from tablepuppet.learn.loss.joined_loss import JoinedLoss
-from tablepuppet.learn.loss.logistic import Logistic
-from tablepuppet.learn.loss.losses import Squared
+from tablepuppet.learn.loss.losses import Logistic, Squared
 from tablepuppet.learn.loss.measures import Metrics, class_measures, number_measures, probabilities
 from tablepuppet.learn.loss.softmax import Softmax
 from tablepuppet.mapping.joined_rows import SCORES, Block, JoinedRows

@@ -28,8 +28,7 @@ from tablepuppet.learn.loss.losses import Loss, Squared
 from tablepuppet.learn.private.feature_promise import FeaturePromise
 from tablepuppet.learn.registry import learner
 from tablepuppet.learn.settings import COUNT, NUMBER, RATE, SWITCH, Auto, Kind, setting
-from tablepuppet.learn.solve.allowance import RESERVE, VALIDATION, Cost, Costs, RoundAllowance
-from tablepuppet.learn.solve.schedule import Schedule
+from tablepuppet.learn.solve.schedule import RESERVE, VALIDATION, Cost, Costs, RoundAllowance, Schedule
 from tablepuppet.learn.tables.model import Spec
 from tablepuppet.learn.trees.boost import Sample, boost, constant_hessian, first_scores
 from tablepuppet.learn.trees.cells import MOST_BINS

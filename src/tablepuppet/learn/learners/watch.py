@@ -13,7 +13,7 @@ from tablepuppet.learn.learners.planner import Planner
 from tablepuppet.learn.learners.validation import Validation, Watched
 from tablepuppet.learn.loss.joined_loss import JoinedLoss
 from tablepuppet.learn.rounds import Round
-from tablepuppet.learn.solve.allowance import RULE, Allowed
+from tablepuppet.learn.solve.schedule import RULE, Allowed
 from tablepuppet.relation import Relation
 from tablepuppet.runs.events import RoundRecord
 from tablepuppet.runs.figures import metric, metric_name, readable

@@ -35,8 +35,7 @@ from tablepuppet.learn.linear.ridge import (
     without_mean,
 )
 from tablepuppet.learn.tables.linear import Linear
-from tablepuppet.learn.tables.over_shards import RowGradients, ShardSums, Updates
-from tablepuppet.learn.tables.steps import Facts
+from tablepuppet.learn.tables.steps import Facts, RowGradients, ShardSums, Updates
 from tablepuppet.mapping.table_mapping import ShardRows
 from tablepuppet.operators.lou import LearningOverUnion
 from tablepuppet.party.allowance import check_memory

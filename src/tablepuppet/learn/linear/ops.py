@@ -44,12 +44,15 @@ from tablepuppet.learn.tables.parameters import (
     noisy_parameters,
 )
 from tablepuppet.learn.tables.steps import Facts, HeldRows, NoisyUpdate, Update, by_itself, by_rows_with_noise, step
+from tablepuppet.party.approval import add_work
 from tablepuppet.party.arguments import GramNoise, List, NotNegative, Positive, SomeOrNone
 from tablepuppet.party.local_table import LocalTable
 from tablepuppet.party.ops import Values, op
 from tablepuppet.party.release import Release
 from tablepuppet.party.returns import PER_OUTPUT, ROW_OUTPUTS, SQUARE, Numbers, Products
 from tablepuppet.prep.encode.encode import encoded, encoded_for_noise
+
+add_work(("LinearRegression", "LogisticRegression"), "ridge", "sgd", "steps", "matrix.gram")
 
 
 # Nothing is returned, but STATISTICS is declared: a table that demands noise then refuses to start without it.

@@ -4,16 +4,22 @@ What is computed in a block is a function of the block and of the loss of a sing
 
 Labels and scores are columns of the rows (mapping/joined_rows.py). An evaluation stores what its derivatives need in
 the column `EVALUATION` until the next evaluation, so gradient and Hessian need no further exponentials.
+
+Labels are learned as y / std(y) by networks, whose parameters then are of size 1, and as y - mean(y) by linear models:
+scores as large as the mean would be rounded like it. What is reported is in the label's own unit again.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import math
+from dataclasses import dataclass, replace
 
 import numpy as np
+from numpy.typing import NDArray
 
 from tablepuppet.arrays import Array
-from tablepuppet.learn.loss.losses import Evaluation, Loss
+from tablepuppet.learn.loss.losses import Evaluation, Loss, Squared
+from tablepuppet.learn.rounds import Round
 from tablepuppet.mapping.joined_rows import SCORES, Block, JoinedRows
 
 EVALUATION, GRADIENT = "evaluation", "gradient"
@@ -136,3 +142,51 @@ def _trace(block: Block, loss: Loss) -> float:
 
 def _curvature(block: Block, loss: Loss) -> Array:
     return evaluation(block, loss).hessian.on_constants()
+
+
+FAR = 1e3  # standard deviations between mean and zero, beyond which digits of errors are lost
+
+
+def in_units(loss: JoinedLoss) -> tuple[JoinedLoss, float]:
+    """The loss of labels in units of their standard deviation, and the unit."""
+    if not isinstance(loss.pointwise, Squared):
+        return loss, 1.0
+    unit = label_deviation(loss.rows) or 1.0
+    return JoinedLoss(loss.pointwise, loss.rows.with_labels(_in_units, unit)), unit
+
+
+def _in_units(block: Block, unit: float) -> NDArray[np.float64]:
+    return np.asarray(block.labels / unit)
+
+
+def around_mean(loss: JoinedLoss) -> tuple[JoinedLoss, float]:
+    """The loss of labels minus their mean, and the mean; the same loss and 0 if the mean is not far from zero."""
+    if not isinstance(loss.pointwise, Squared):
+        return loss, 0.0
+    mean = float(loss.best_constant()[0])
+    if abs(mean) <= FAR * label_deviation(loss.rows):
+        return loss, 0.0
+    return JoinedLoss(loss.pointwise, loss.rows.with_labels(_around, mean)), mean
+
+
+def _around(block: Block, mean: float) -> NDArray[np.float64]:
+    return np.asarray(block.labels - mean)
+
+
+def label_deviation(rows: JoinedRows) -> float:
+    """The standard deviation of labels over joined rows."""
+    mean = float(JoinedLoss(Squared(), rows).best_constant()[0])
+    return math.sqrt(rows.total(_squares_around, mean) / rows.joined)
+
+
+def _squares_around(block: Block, mean: float) -> float:
+    away = block.labels - mean
+    return float(away @ away if block.weights is None else block.weights @ (away * away))
+
+
+def out_of_units(done: Round, unit: float) -> Round:
+    """The result of a round, in the label's own units."""
+    if unit == 1.0:
+        return done
+    square = unit**2
+    return replace(done, objective=done.objective * square, loss=done.loss * square, intercept=done.intercept * unit)

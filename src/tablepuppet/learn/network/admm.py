@@ -34,9 +34,8 @@ from tablepuppet.learn.solve.plateau import Plateau
 from tablepuppet.learn.tables.federated import FederatedModel
 from tablepuppet.learn.tables.model import Spec, TableModel
 from tablepuppet.learn.tables.ops import sent_model
-from tablepuppet.learn.tables.over_shards import RowGradients, Updates
 from tablepuppet.learn.tables.parameters import TableParameters
-from tablepuppet.learn.tables.steps import NOTHING, Facts, HeldRows, Update, by_rows, step
+from tablepuppet.learn.tables.steps import NOTHING, Facts, HeldRows, RowGradients, Update, Updates, by_rows, step
 from tablepuppet.learn.threads import one_thread
 from tablepuppet.mapping.joined_rows import Block
 from tablepuppet.mapping.table_mapping import ShardRows

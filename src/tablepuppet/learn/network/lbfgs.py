@@ -19,16 +19,17 @@ from tablepuppet.arrays import Array
 from tablepuppet.errors import PrivacyError
 from tablepuppet.learn.loss.joined_loss import GRADIENT, JoinedLoss
 from tablepuppet.learn.rounds import Round
-from tablepuppet.learn.solve.allowance import RULE
 from tablepuppet.learn.solve.plateau import Plateau
-from tablepuppet.learn.solve.schedule import MOST_OF_A_ROUND
+from tablepuppet.learn.solve.schedule import MOST_OF_A_ROUND, RULE
 from tablepuppet.learn.tables.federated import FederatedModel
-from tablepuppet.learn.tables.over_shards import RowGradients
 from tablepuppet.learn.tables.parameters import TableParameters
-from tablepuppet.learn.tables.steps import Facts, Update, by_rows, for_predictions, step
+from tablepuppet.learn.tables.steps import Facts, RowGradients, Update, by_rows, for_predictions, step
+from tablepuppet.party.approval import add_work
 from tablepuppet.party.arguments import List, SomeOrNone
 from tablepuppet.party.release import Release
 from tablepuppet.party.returns import PRODUCTS, ROW_OUTPUTS
+
+add_work(("MLPRegressor", "MLPClassifier"), "proximal", "lbfgs", "sgd", "steps")
 
 MEMORY = 30
 TRIALS = 10  # step lengths that a line search tries

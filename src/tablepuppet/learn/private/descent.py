@@ -15,10 +15,8 @@ from typing import Any, Literal
 import numpy as np
 
 from tablepuppet.arrays import Array
-from tablepuppet.learn.loss.joined_loss import GRADIENT, JoinedLoss
-from tablepuppet.learn.loss.units import in_units, out_of_units
-from tablepuppet.learn.noise.plan import StepNoise
-from tablepuppet.learn.noise.predictions import believed, left_in_mean
+from tablepuppet.learn.loss.joined_loss import GRADIENT, JoinedLoss, in_units, out_of_units
+from tablepuppet.learn.noise.plan import StepNoise, believed, left_in_mean
 from tablepuppet.learn.private.feature_promise import StepPromise
 from tablepuppet.learn.private.steps import NoisyRound, NoisySums
 from tablepuppet.learn.rounds import Round
@@ -28,7 +26,7 @@ from tablepuppet.learn.solve.solvers import ADMM, Stepping
 from tablepuppet.learn.tables.federated import FederatedModel
 from tablepuppet.learn.tables.linear import Linear
 from tablepuppet.learn.tables.model import Spec
-from tablepuppet.learn.tables.over_shards import RowGradients
+from tablepuppet.learn.tables.steps import RowGradients
 from tablepuppet.mapping.joined_rows import SCORES, Block, JoinedRows
 from tablepuppet.relation import Relation
 

@@ -19,8 +19,7 @@ from tablepuppet.learn.private.usefulness import TableSize
 from tablepuppet.prep.columns.label import MOST_CLASSES
 from tablepuppet.prep.columns.noisy_sums import POWERS
 from tablepuppet.prep.columns.selected import is_category
-from tablepuppet.prep.pipelines.fit import foresee
-from tablepuppet.prep.pipelines.pipeline import DEFAULT, Pipeline
+from tablepuppet.prep.pipelines.pipeline import DEFAULT, Pipeline, foresee
 from tablepuppet.privacy.funds import label_mark
 from tablepuppet.privacy.label import number_variance
 from tablepuppet.privacy.noise_plan import PREDICTIONS, NoisyLabels, NoisyRelease, TableCosts, charges

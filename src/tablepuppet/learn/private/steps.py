@@ -32,9 +32,8 @@ from tablepuppet.errors import PartyError
 from tablepuppet.learn.tables.model import RowModel, Spec
 from tablepuppet.learn.tables.noisy import predicted, released_predictions, sampled_gradient, take_noisy_steps
 from tablepuppet.learn.tables.ops import sent_model
-from tablepuppet.learn.tables.over_shards import RowGradients, Updates, taken
 from tablepuppet.learn.tables.parameters import TableParameters, noisy_parameters, unchanged_if_refused
-from tablepuppet.learn.tables.steps import NOTHING, Facts, Update, step
+from tablepuppet.learn.tables.steps import NOTHING, Facts, RowGradients, Update, Updates, step, taken
 from tablepuppet.operators.lou import LearningOverUnion
 from tablepuppet.party.arguments import NotNegative, PredictionNoise, Rates, SampleNoise
 from tablepuppet.party.local_table import LocalTable

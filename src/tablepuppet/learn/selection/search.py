@@ -53,7 +53,7 @@ from tablepuppet.learn.selection.search_prep import (
 )
 from tablepuppet.learn.selection.search_scores import SearchScores, draw
 from tablepuppet.learn.settings import check_whole
-from tablepuppet.learn.solve.allowance import counts_replies
+from tablepuppet.learn.solve.schedule import counts_replies
 from tablepuppet.prep.pipelines.pipeline import DEFAULT, Pipeline
 from tablepuppet.privacy.noise_plan import TableCosts, added
 from tablepuppet.privacy.settings import Privacy

@@ -11,6 +11,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Protocol
 
 from tablepuppet.arrays import Floats
+from tablepuppet.errors import LearnError
+from tablepuppet.learn.loss.joined_loss import JoinedLoss
 from tablepuppet.mapping.batches import Batch, batches_of_epochs
 from tablepuppet.mapping.joined_rows import JoinedRows
 
@@ -50,3 +52,21 @@ def run_batches(
         if batch.is_last and ends(batch.epoch):
             return
         batch = following
+
+
+DIVERGED = 1000  # times the loss of a constant prediction
+
+
+class Divergence:
+    """Checks the loss of each epoch, as far as it is summed up."""
+
+    def __init__(self, loss: JoinedLoss):
+        self._most = DIVERGED * loss.constant_value()
+
+    def check(self, epoch: int, total: float) -> None:
+        """Raise LearnError if the sum of the losses of this epoch's batches so far is far too large, or no number."""
+        if self._most and not total <= self._most:
+            raise LearnError(
+                f"learning diverged in epoch {epoch}: the loss is more than {DIVERGED:,} times that of a constant "
+                "prediction; lower lr, or leave it at 'auto'. If it is small, a party sends numbers that do not fit"
+            )

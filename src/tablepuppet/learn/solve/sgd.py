@@ -16,14 +16,12 @@ import numpy as np
 
 from tablepuppet.arrays import Array, Floats
 from tablepuppet.learn.linear.ridge import ridge_of
-from tablepuppet.learn.loss.divergence import Divergence
 from tablepuppet.learn.loss.joined_loss import JoinedLoss
 from tablepuppet.learn.rounds import Round
-from tablepuppet.learn.solve.batches import Exchange, run_batches
+from tablepuppet.learn.solve.batches import Divergence, Exchange, run_batches
 from tablepuppet.learn.tables.federated import FederatedModel
-from tablepuppet.learn.tables.over_shards import BatchGradients, Stepped
 from tablepuppet.learn.tables.parameters import TableParameters
-from tablepuppet.learn.tables.steps import NOTHING, Facts, Update, by_batch, step
+from tablepuppet.learn.tables.steps import NOTHING, BatchGradients, Facts, Stepped, Update, by_batch, step
 from tablepuppet.mapping.batches import Batch, no_rows
 from tablepuppet.mapping.joined_rows import SCORES, JoinedRows
 from tablepuppet.mapping.table_mapping import ShardRows

@@ -19,9 +19,8 @@ from tablepuppet.learn.split.ops import ASKED, BatchNumber, Embedded, check_coun
 from tablepuppet.learn.split.tabnet_table import TabNet
 from tablepuppet.learn.tables.model import BatchSums, Bottom, Hiding
 from tablepuppet.learn.tables.narrow import Bits, Narrow
-from tablepuppet.learn.tables.over_shards import BatchGradients, RowGradients, Updates, taken
 from tablepuppet.learn.tables.parameters import Adam, TableParameters, parameters_of
-from tablepuppet.learn.tables.steps import NOTHING, Facts, Update, step
+from tablepuppet.learn.tables.steps import NOTHING, BatchGradients, Facts, RowGradients, Update, Updates, step, taken
 from tablepuppet.mapping.batches import Batch, no_rows
 from tablepuppet.mapping.table_mapping import ShardRows
 from tablepuppet.operators.client import Pending

@@ -12,10 +12,9 @@ from tablepuppet.learn.split.bottoms import NORM_MOMENTUM
 from tablepuppet.learn.split.ops import wide
 from tablepuppet.learn.split.tabnet_table import TabNetTable
 from tablepuppet.learn.split.top import Top
-from tablepuppet.learn.tables.holders import Holders
+from tablepuppet.learn.tables.holders import Holders, TableOutputs
 from tablepuppet.learn.tables.model import Bottom
 from tablepuppet.learn.tables.narrow import Narrow, narrowed
-from tablepuppet.learn.tables.outputs import TableOutputs
 from tablepuppet.learn.tables.saved import Saved
 from tablepuppet.mapping.joined_rows import SCORES, Block, JoinedRows
 from tablepuppet.operators.client import Client, Replies

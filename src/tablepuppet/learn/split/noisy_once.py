@@ -25,7 +25,7 @@ from tablepuppet.learn.split.model import Embeddings
 from tablepuppet.learn.split.noisy_nat import GuestSteps, HostSteps
 from tablepuppet.learn.split.once import OnceModel
 from tablepuppet.learn.split.train import learn_by_batches
-from tablepuppet.learn.tables.over_shards import RowGradients
+from tablepuppet.learn.tables.steps import RowGradients
 from tablepuppet.learn.threads import need_torch, one_thread
 
 AT_ONCE = 50  # noisy steps of a request

@@ -29,13 +29,13 @@ from tablepuppet.learn.split.ops import in_training
 from tablepuppet.learn.tables.dense import Mlp
 from tablepuppet.learn.tables.model import Bottom, TableModel
 from tablepuppet.learn.tables.ops import sent_model
-from tablepuppet.learn.tables.over_shards import RowGradients, Updates, taken
 from tablepuppet.learn.tables.parameters import TableParameters, parameters_of
-from tablepuppet.learn.tables.steps import NOTHING, Facts, Update, step
+from tablepuppet.learn.tables.steps import NOTHING, Facts, RowGradients, Update, Updates, step, taken
 from tablepuppet.mapping.table_mapping import ShardRows
 from tablepuppet.operators.client import Client
 from tablepuppet.operators.lou import Instead, LearningOverUnion
 from tablepuppet.party.allowance import check_memory
+from tablepuppet.party.approval import add_work
 from tablepuppet.party.arguments import Seed, Some
 from tablepuppet.party.local_table import LocalTable
 from tablepuppet.party.ops import Values, op
@@ -43,6 +43,8 @@ from tablepuppet.party.release import Release
 from tablepuppet.party.returns import THETA
 from tablepuppet.prep.encode.encode import encoded
 from tablepuppet.prep.encode.encoded_table import EncodedTable
+
+add_work(("FedOnceRegressor", "FedOnceClassifier"), "split", "nat")
 
 HELD = 1 << 26  # numbers of a table that are held as one tensor; of more, each batch is made anew
 WORK = 2e9  # multiplications of one request, about: some seconds

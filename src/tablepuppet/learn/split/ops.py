@@ -24,6 +24,7 @@ from tablepuppet.learn.tables.narrow import Narrow, narrowed, widened
 from tablepuppet.learn.tables.noisy import noisy_predictions
 from tablepuppet.learn.tables.ops import sent_model, sums_of
 from tablepuppet.learn.tables.parameters import Adam, TableParameters, parameters_of
+from tablepuppet.party.approval import add_work
 from tablepuppet.party.arguments import Multiplier, Positive, PredictionNoise
 from tablepuppet.party.local_table import LocalTable
 from tablepuppet.party.ops import Values, op
@@ -31,6 +32,8 @@ from tablepuppet.party.release import Release
 from tablepuppet.party.returns import OUTPUTS, ROWS, ROWS_ASKED, WIDTH, Asked, Length, Numbers, OfRows, Wrong
 from tablepuppet.prep.encode.encode import encoded, encoded_for_noise, sealed
 from tablepuppet.prep.encode.encoded_table import SealedTable
+
+add_work(("SplitNNRegressor", "SplitNNClassifier"), "split")
 
 BatchNumber = Annotated[int, Meta(ge=-1, le=2**53)]
 """Of a batch in the run, from 0; -1: none."""

@@ -30,12 +30,15 @@ from tablepuppet.learn.threads import need_torch, one_thread
 from tablepuppet.mapping.batches import Batch
 from tablepuppet.mapping.table_mapping import ShardRows
 from tablepuppet.operators.client import Pending
+from tablepuppet.party.approval import add_work
 from tablepuppet.party.arguments import Positive
 from tablepuppet.party.local_table import LocalTable
 from tablepuppet.party.ops import Values, op
 from tablepuppet.party.release import Release
 from tablepuppet.party.returns import SQUARE, THETA, Numbers, OfRows
 from tablepuppet.prep.encode.encode import encoded
+
+add_work(("TabVFLRegressor", "TabVFLClassifier"), "split", "tabvfl")
 
 ASKED = "TabVFL: pretraining"
 GRADIENTS = Numbers(("decoded",))  # as long and wide as what was sent

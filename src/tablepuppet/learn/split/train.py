@@ -12,10 +12,9 @@ from dataclasses import replace
 import numpy as np
 
 from tablepuppet.arrays import Floats
-from tablepuppet.learn.loss.divergence import Divergence
 from tablepuppet.learn.loss.joined_loss import JoinedLoss
 from tablepuppet.learn.rounds import Round
-from tablepuppet.learn.solve.batches import run_batches
+from tablepuppet.learn.solve.batches import Divergence, run_batches
 from tablepuppet.learn.split.exchange import Exchange
 from tablepuppet.learn.split.model import Embeddings
 from tablepuppet.learn.split.top import Top

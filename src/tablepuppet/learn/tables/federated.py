@@ -15,8 +15,8 @@ from tablepuppet.errors import PartyError
 from tablepuppet.learn.noise.plan import Noise
 from tablepuppet.learn.tables.holders import Holders
 from tablepuppet.learn.tables.model import Spec
-from tablepuppet.learn.tables.over_shards import ShardSums
 from tablepuppet.learn.tables.saved import calm
+from tablepuppet.learn.tables.steps import ShardSums
 from tablepuppet.mapping.joined_rows import SCORES, Block, Column, JoinedRows
 from tablepuppet.operators.client import Client
 from tablepuppet.operators.loj import LearningOverJoin

@@ -13,10 +13,9 @@ import numpy as np
 
 from tablepuppet.arrays import Array, Floats
 from tablepuppet.errors import PrivacyError
-from tablepuppet.learn.noise.plan import Noise
-from tablepuppet.learn.noise.predictions import calmed
+from tablepuppet.learn.noise.plan import Noise, calmed
+from tablepuppet.learn.tables.holders import TableOutputs
 from tablepuppet.learn.tables.model import Spec
-from tablepuppet.learn.tables.outputs import TableOutputs
 from tablepuppet.learn.tables.parameters import held_parameters
 from tablepuppet.mapping.joined_rows import SCORES, Block, JoinedRows
 from tablepuppet.operators.client import Client

@@ -28,7 +28,7 @@ from tablepuppet.prep.columns.ordered import values_of
 from tablepuppet.prep.columns.statistics import KeyFamily
 from tablepuppet.prep.encode.encode import Encoding, read_arguments
 from tablepuppet.prep.encode.program import check_steps, read_frame, run
-from tablepuppet.prep.encode.specs import StepSpec
+from tablepuppet.prep.encode.specs import FittedStep
 from tablepuppet.prep.explore.distribution import Distribution, Distributions
 
 MOST_BINS = 255  # and one for missing values: a bin is a byte
@@ -43,6 +43,7 @@ class TreeCells:
     codes: tuple[NDArray[np.int32], ...]  # by column of categories, -1 for none
     sizes: tuple[int, ...]
     view: RelationRows
+    learned: bool  # whether they are without what ``min_group`` hides
 
 
 @dataclass(frozen=True)
@@ -121,7 +122,7 @@ def padded(cuts: Sequence[Array]) -> Array:
 )
 def read(
     table: LocalTable, view: str, encoding: str, columns: Sequence[str], categories: Sequence[tuple[str, KeyFamily]],
-    learned: bool = False, steps: Sequence[StepSpec] = (), **digests: NDArray[np.uint8],
+    learned: bool = False, steps: Sequence[FittedStep] = (), **digests: NDArray[np.uint8],
 ) -> Values:  # fmt: skip
     """Run ``steps`` over the rows of a relation and keep what they leave, for the ops of trees.
 
@@ -139,7 +140,8 @@ def read(
         column = frame.number(name)
         numbers[:, place] = np.where(column.present, column.values, np.nan)
     codes = tuple(frame.coded(name).codes for name in shapes.coded)
-    table.state[f"{view}/{encoding}/cells"] = TreeCells(numbers, codes, tuple(shapes.coded.values()), found)
+    cells = TreeCells(numbers, codes, tuple(shapes.coded.values()), found, learned)
+    table.state[f"{view}/{encoding}/cells"] = cells
     return {}
 
 
@@ -147,6 +149,8 @@ def read(
 def bin_rows(table: LocalTable, view: str, encoding: str, max_bins: Bins, cuts: Array | None = None) -> Values:
     """Bin the rows of a relation: by ``cuts``, (columns of numbers, cuts), or by quantiles over their joined rows."""
     cells = cells_of(table, view, encoding)
+    if not cells.learned:  # each row to predict is as it is, so that sums over them tell what `min_group` hides
+        raise PartyError(f"party {table.grant.party!r}: rows that were read to predict have no bins; fit the model")
     if cuts is not None and (cuts.ndim != 2 or len(cuts) != cells.numbers.shape[1]):
         raise PartyError(f"party {table.grant.party!r}: trees.bin needs cuts for each of its columns")
     if cuts is not None and (np.diff(cuts, axis=1) < 0).any():

@@ -14,8 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tablepuppet.arrays import Array, Floats
-from tablepuppet.learn.tables.holders import Holders
-from tablepuppet.learn.tables.outputs import TableOutputs
+from tablepuppet.learn.tables.holders import Holders, TableOutputs
 from tablepuppet.learn.tables.parameters import TableParameters
 from tablepuppet.learn.tables.saved import Saved
 from tablepuppet.learn.trees.cells import binned_over_shards, padded, read_cells

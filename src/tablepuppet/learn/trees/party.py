@@ -38,6 +38,7 @@ from tablepuppet.learn.trees.splits import (
     stored,
 )
 from tablepuppet.party.allowance import check_memory, check_reply, check_time
+from tablepuppet.party.approval import add_work
 from tablepuppet.party.arguments import LARGEST, Within
 from tablepuppet.party.groups import Grouped
 from tablepuppet.party.local_table import LocalTable
@@ -45,6 +46,8 @@ from tablepuppet.party.ops import Values, op
 from tablepuppet.party.release import Release
 from tablepuppet.party.returns import OUTPUTS, Bytes, Numbers, OfGroups
 from tablepuppet.party.returns import ROWS as OF_ROWS
+
+add_work(("GradientBoostingRegressor", "GradientBoostingClassifier"), "trees")
 
 Whole = NDArray[np.integer]
 Row = Annotated[NDArray[np.float64], Within(dimensions=(2,))]
@@ -55,8 +58,9 @@ MOST_NODES = 1 << 14  # of one request
 class Asked:
     """The nodes that a request sums, and the sums of their base rows: entries by node, ``sizes`` of each.
 
-    ``places`` are base rows, None: all in order. ``counts`` are joined rows of entries, None: one each. ``rows`` are
-    (entries, 2), gradient and Hessian, or (entries, 1) where a Hessian is the number of joined rows.
+    ``places`` are base rows, those of each node in order and once, None: all. ``counts`` are joined rows of entries,
+    None: one each. ``rows`` are (entries, 2), gradient and Hessian, or (entries, 1) where a Hessian is the number of
+    joined rows.
     """
 
     party: str
@@ -81,6 +85,9 @@ class Asked:
         elif fits and self.places is not None:
             fits = self.places.shape == (entries,)
             fits = fits and not (entries and not 0 <= self.places.min() <= self.places.max() < len(bins))
+            if fits:  # a row that is listed twice in a node would count as two of a group
+                in_order = np.repeat(np.arange(nodes), self.sizes) * len(bins) + self.places
+                fits = bool((np.diff(in_order) > 0).all())
         if fits and self.counts is not None:
             fits = self.counts.shape == (entries,) and not (entries and self.counts.min() < 0)
         if not fits:

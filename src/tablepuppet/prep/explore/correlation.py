@@ -102,11 +102,16 @@ def products(table: LocalTable, view: str, columns: Sequence[str]) -> Values:
 def _released(found: Sequence[pa.ChunkedArray], patterns: Patterns, firsts: Mask, least: int) -> Mask:
     """The pairs of columns that are released: of two that differ in few rows (near.py), not both with a third one."""
     released, rows_of = patterns.released.copy(), dict[bytes, tuple[Mask, list[int]]]()
+
+    def read(column: int, places: NDArray[np.intp]) -> tuple[Array, Mask]:
+        values, present = numbers(found[column].take(places))
+        return values, present & ~patterns.few[column]  # a column with too few values counts as one without any
+
     for place, column in enumerate(found if least > 1 else ()):
-        has = _has_value(column) & firsts
+        has = _has_value(column) & firsts & ~patterns.few[place]
         rows_of.setdefault(np.packbits(has).tobytes(), (has, []))[1].append(place)
     for has, thirds in rows_of.values():
-        near = Near.of(lambda c, places: numbers(found[c].take(places)), len(found), np.flatnonzero(has), least)
+        near = Near.of(read, len(found), np.flatnonzero(has), least)
         for third in thirds if near.pairs.any() or near.constant.any() else ():
             shown = [third]
             for other in np.flatnonzero(released[third]).tolist():
