@@ -30,13 +30,13 @@ from tablepuppet.prep.encode.specs import (
     Exponent,
     Fill,
     FillCode,
+    FittedStep,
     Hashed,
     Logarithm,
     Missing,
     Other,
     Product,
     Scale,
-    StepSpec,
 )
 
 FLOATS = (
@@ -175,7 +175,7 @@ class Maker:
         """Arguments of ``encode.build`` with steps that fit its columns, and how many columns come of them."""
         columns, draw = list(dict.fromkeys(map(str, given["columns"]))), self.rng.random
         read = {str(name): given[f"digests{place}"] for place, (name, _) in enumerate(given["categories"])}
-        steps: list[StepSpec] = []
+        steps: list[FittedStep] = []
         for name in columns:
             steps += [Missing(name, f"{name}_missing")] if draw() < 0.5 else []
             steps += [Fill(name, float(self._one([0.0, -7.0, 1e155])))] if draw() < 0.5 else []

@@ -21,7 +21,7 @@ from tablepuppet.learn.tables.model import Spec as Model
 from tablepuppet.learn.tables.parameters import first_parameters
 from tablepuppet.party.arguments import PredictionNoise, SampleNoise
 from tablepuppet.party.policy import Policy
-from tablepuppet.prep.encode.specs import Fill, Missing, Scale, StepSpec
+from tablepuppet.prep.encode.specs import Fill, FittedStep, Missing, Scale
 from tablepuppet.privacy.accountant import gaussian_epsilon
 from tablepuppet.privacy.noise import gaussian_sigma
 from tests.privacy.audit import least_gaussian_epsilon
@@ -32,7 +32,7 @@ MODELS = pytest.mark.parametrize("hidden", [None, [2]], ids=["linear", "network"
 
 def begun(folder: Path, x: float | None, feature: str) -> World:
     """A session with one feature, encoded; ``steps`` is one that a pipeline fills, flags and scales."""
-    steps: list[StepSpec] = []
+    steps: list[FittedStep] = []
     if feature == "steps":
         feature, steps = "x", [Missing("x", "flag"), Fill("x", -9.0), Scale("x", 0.0, 2.0)]
     ones: list[Any] = [1.0] * (ROWS - 1)

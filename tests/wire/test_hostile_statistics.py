@@ -15,7 +15,7 @@ from tablepuppet.party.allowance import Allowance, allowed
 from tablepuppet.party.policy import CallerLimits
 from tablepuppet.prep.encode.frame import Frame
 from tablepuppet.prep.encode.program import run
-from tablepuppet.prep.encode.specs import Scale, StepSpec
+from tablepuppet.prep.encode.specs import FittedStep, Scale
 from tests.wire.hostile import Attacker, accounts, write_bank
 
 ROWS = 60
@@ -35,7 +35,7 @@ def test_time_is_looked_at_between_the_steps_of_a_pipeline(tmp_path: Path) -> No
     """Any number of steps may be asked for; the first one after the limit is not begun."""
     attacker = opened(tmp_path)
     frame = Frame(attacker.desk.party.table("s", "cards", "analyst"), "v", "b", {})
-    steps: list[StepSpec] = [Scale("amount", 0.0, 1.0)]
+    steps: list[FittedStep] = [Scale("amount", 0.0, 1.0)]
     run(steps, frame)
     with (
         allowed(Allowance("bank", CallerLimits(request_seconds=0.0))),

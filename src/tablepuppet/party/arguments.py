@@ -189,8 +189,8 @@ def domain_of(hint: Any) -> Domain:
     if origin is Sequence:
         item = domain_of(inner[0])
         return Domain(partial(_is_list, item, 0, MOST_ITEMS), f"a list of: {item.words}")
-    if is_family(hint):  # more members may be defined later
-        return Domain(lambda value: domain_of(one_of(hint)).has(value), domain_of(one_of(hint)).words)
+    if is_family(hint):
+        return Domain(partial(_is_member, hint), ", or ".join(domain_of(each).words for each in members(hint)))
     if _is_struct(hint):
         return Domain(_struct(hint), f"{hint.__name__} with {', '.join(hint.__struct_fields__)}")
     if hint not in _PLAIN:
@@ -199,17 +199,48 @@ def domain_of(hint: Any) -> Domain:
 
 
 def one_of(hint: Any) -> Any:
-    """A type in which a family of Structs is written out as the union of its members.
+    """A type in which families of Structs are written out as unions of their members.
 
-    >>> class Shape(Struct): ...
+    >>> class Shape(Struct, tag_field="kind"): ...
     >>> class Dot(Shape, tag="dot"): ...
     >>> class Line(Shape, tag="line"): ...
     >>> one_of(Shape | None)
     typing.Union[tablepuppet.party.arguments.Dot, tablepuppet.party.arguments.Line, NoneType]
     """
-    if get_origin(hint) in (Union, UnionType):
-        return Union[tuple(map(one_of, get_args(hint)))]  # noqa: UP007 - of a tuple
-    return Union[tuple(map(one_of, hint.__subclasses__()))] if is_family(hint) else hint  # noqa: UP007
+    origin, inner = get_origin(hint), get_args(hint)
+    if origin in (Union, UnionType):
+        return Union[tuple(map(one_of, inner))]  # noqa: UP007 - of a tuple
+    if origin is Sequence:
+        return Sequence[one_of(inner[0])]  # type: ignore[misc]
+    return Union[tuple(members(hint))] if is_family(hint) else hint  # noqa: UP007
+
+
+def members(family: type[Struct]) -> list[type[Struct]]:
+    """The Structs of a family: those below it with a tag of their own, ``kind``. More may be defined later."""
+    found = []
+    for each in family.__subclasses__():
+        own = [each] if each.__struct_config__.tag not in (None, each.__name__) else []
+        found += own + members(each)
+    return found
+
+
+_MEMBERS: dict[type, dict[str, type[Struct]]] = {}  # by family and tag, those that were asked for
+
+
+def _is_member(family: type[Struct], value: Any) -> bool:
+    """Whether a value is a Struct of the family, or a mapping with the tag and the fields of one."""
+    known = _MEMBERS.setdefault(family, {})
+    if isinstance(value, Struct):
+        tag = value.__struct_config__.tag
+    elif isinstance(value, Mapping):
+        tag = value.get("kind")
+    else:
+        return False
+    if not isinstance(tag, str):
+        return False
+    if tag not in known:
+        known.update((str(each.__struct_config__.tag), each) for each in members(family))
+    return tag in known and domain_of(known[tag]).has(value)
 
 
 def is_family(hint: Any) -> bool:

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import math
 import shutil
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -27,9 +27,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tablepuppet.errors import ConfigError, PartyError
+from tablepuppet.party.arguments import one_of
 from tablepuppet.prep.columns.statistics import NO_DIGESTS
 from tablepuppet.prep.encode.encode import CategoryEncoder, Encoding, NumberEncoder, TableSteps
-from tablepuppet.prep.encode.specs import StepSpec
+from tablepuppet.prep.encode.specs import FittedStep
 from tablepuppet.runs import interrupts
 from tablepuppet.sql.query import OutputColumn
 from tablepuppet.store.files import read_facts
@@ -252,7 +253,7 @@ def _read_encoding(facts: Mapping[str, Any], arrays: Mapping[str, Any]) -> Encod
         return TableSteps(
             tuple(map(column, entry["numbers"])),
             tuple((column(each), digests(alias, each)) for each in entry["categories"]),
-            msgspec.convert(entry["steps"], tuple[StepSpec, ...]),
+            tuple(msgspec.convert(entry["steps"], one_of(Sequence[FittedStep]))),
         )
 
     return Encoding(

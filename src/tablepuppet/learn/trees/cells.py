@@ -28,7 +28,7 @@ from tablepuppet.prep.columns.ordered import values_of
 from tablepuppet.prep.columns.statistics import KeyFamily
 from tablepuppet.prep.encode.encode import Encoding, read_arguments
 from tablepuppet.prep.encode.program import check_steps, read_frame, run
-from tablepuppet.prep.encode.specs import StepSpec
+from tablepuppet.prep.encode.specs import FittedStep
 from tablepuppet.prep.explore.distribution import Distribution, Distributions
 
 MOST_BINS = 255  # and one for missing values: a bin is a byte
@@ -122,7 +122,7 @@ def padded(cuts: Sequence[Array]) -> Array:
 )
 def read(
     table: LocalTable, view: str, encoding: str, columns: Sequence[str], categories: Sequence[tuple[str, KeyFamily]],
-    learned: bool = False, steps: Sequence[StepSpec] = (), **digests: NDArray[np.uint8],
+    learned: bool = False, steps: Sequence[FittedStep] = (), **digests: NDArray[np.uint8],
 ) -> Values:  # fmt: skip
     """Run ``steps`` over the rows of a relation and keep what they leave, for the ops of trees.
 

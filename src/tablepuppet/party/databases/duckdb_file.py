@@ -31,6 +31,7 @@ from tablepuppet.party.databases.names import (
     text_literal,
 )
 from tablepuppet.party.databases.sandbox import allow, count, describe, sandbox
+from tablepuppet.party.databases.urls import Address, database
 from tablepuppet.party.databases.view_text import aggregating
 from tablepuppet.sql.query import Comparison
 
@@ -172,3 +173,8 @@ class _Reader:
         dense = f"SELECT coalesce(max(rowid) + 1, 0) = count(*) FROM {identifier(name)}"
         [(is_dense,)] = self.connection.execute(dense).fetchall()
         return "rowid" if is_dense else numbered_by(["rowid"])
+
+
+@database("duckdb", is_file=True)
+def _opened(address: Address) -> DuckDBFile:
+    return DuckDBFile(address.party, address.path)

@@ -26,6 +26,7 @@ from tablepuppet.party.databases.names import (
     text_literal,
 )
 from tablepuppet.party.databases.sandbox import allow, count, describe, new_name, sandbox
+from tablepuppet.party.databases.urls import Address, database
 from tablepuppet.sql.query import Comparison
 
 # Nothing is skipped: DuckDB would take rows above a malformed one for a preamble.
@@ -249,3 +250,10 @@ def _unreadable(party: str, file: Path) -> PartyError:
         f"Party {party!r}: {file} cannot be read; it is corrupt, incomplete, not UTF-8, or of another format: "
         f"write it again, or take it out of the folder"
     )
+
+
+@database("parquet", is_file=True)
+@database("csv", is_file=True)
+@database("arrow", is_file=True)
+def _opened(address: Address) -> Folder:
+    return Folder(address.party, address.path, address.kind)

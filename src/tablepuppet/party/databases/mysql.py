@@ -39,6 +39,7 @@ from tablepuppet.party.databases.servers import (
     masked,
     seconds_left,
 )
+from tablepuppet.party.databases.urls import Address, database
 from tablepuppet.party.databases.view_text import aggregating
 from tablepuppet.sql.query import Comparison
 
@@ -350,3 +351,9 @@ def _literal(value: Value) -> str:
         return f"CAST({text_literal(value)} AS BINARY)"
     # Without an exponent 0.1 is a decimal.
     return f"({value!r}{'' if isinstance(value, int) or 'e' in repr(value) else 'e0'})"
+
+
+@database("mysql")
+@database("mariadb")
+def _opened(address: Address) -> MySQL:
+    return MySQL(address.party, address.url, address.most_connections)

@@ -34,6 +34,7 @@ from tablepuppet.party.databases.servers import (
     masked,
     seconds_left,
 )
+from tablepuppet.party.databases.urls import Address, database
 from tablepuppet.party.databases.view_text import aggregating
 from tablepuppet.sql.query import Comparison
 from tablepuppet.sql.types import Family, family
@@ -344,3 +345,9 @@ def _literal(value: Value) -> str:
     if isinstance(value, str):
         return text_literal(value)
     return f"'{value!r}'::float8" if isinstance(value, float) else f"({value})"
+
+
+@database("postgresql")
+@database("postgres")
+def _opened(address: Address) -> PostgreSQL:
+    return PostgreSQL(address.party, address.url, address.most_connections)

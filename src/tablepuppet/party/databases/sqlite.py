@@ -43,6 +43,7 @@ from tablepuppet.party.databases.names import (
 )
 from tablepuppet.party.databases.pushdown import Comparable, Value, kind_of
 from tablepuppet.party.databases.sandbox import sandbox
+from tablepuppet.party.databases.urls import Address, database
 from tablepuppet.party.databases.view_text import aggregating
 from tablepuppet.sql.query import Comparison
 
@@ -338,3 +339,8 @@ def _query(table: _Table, asked: Sequence[AskedColumn], position: str, where: st
     items = [*table.sent(asked), f"{position} AS {SENT_POSITION}"]
     numbered = f"SELECT {', '.join(items)} FROM {table.sql} AS t {where}"
     return f"SELECT {', '.join([*examples, f'-1 AS {SENT_POSITION}'])} UNION ALL {numbered}"
+
+
+@database("sqlite", is_file=True)
+def _opened(address: Address) -> SQLite:
+    return SQLite(address.party, address.path)

@@ -1,14 +1,65 @@
-"""The database behind a URL."""
+"""The database behind a URL: a kind of database is a file of this folder, which says there what its URLs begin with.
+
+A file is imported when one of its URLs is opened: a driver is loaded only by a party that uses it. Kinds of other
+packages are known once their module is imported.
+"""
 
 from __future__ import annotations
 
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache
+from importlib import import_module
 from pathlib import Path
 
 from tablepuppet.errors import ConfigError
 from tablepuppet.party.database import Database
 
-_FILE_KINDS = ("duckdb", "sqlite", "parquet", "csv", "arrow")
-_SERVER_KINDS = ("postgresql", "mysql")
+_MARK = re.compile(r"^@database\((.+)\)$", re.MULTILINE)
+
+
+@dataclass(frozen=True)
+class Address:
+    """A database URL of a party, and what its settings say of connections."""
+
+    party: str
+    kind: str  # what the URL begins with, in small letters
+    url: str
+    most_connections: int | None = None  # that are open at once to a server
+
+    @property
+    def path(self) -> str:
+        """What follows ``kind:///``: ``data/x`` is relative, ``/data/x`` absolute; ConfigError if nothing does."""
+        rest = self.url.partition("://")[2]
+        if not rest.startswith("/") or not rest[1:].strip("/"):
+            raise ConfigError(
+                f"Party {self.party!r}: {self.kind} needs a path after three slashes: {self.kind}:///relative/path or "
+                f"{self.kind}:////full/path"
+            )
+        return rest[1:]
+
+
+Opener = Callable[[Address], Database]
+
+
+@dataclass(frozen=True)
+class _Kind:
+    open: Opener
+    is_file: bool
+
+
+_KINDS: dict[str, _Kind] = {}
+
+
+def database(kind: str, *, is_file: bool = False) -> Callable[[Opener], Opener]:
+    """Register a function that opens URLs which begin with ``kind://``; ``is_file``: a path follows."""
+
+    def register(function: Opener) -> Opener:
+        _KINDS[kind] = _Kind(function, is_file)
+        return function
+
+    return register
 
 
 def open_database(party: str, url: str, *others: str, most_connections: int | None = None) -> Database:
@@ -20,41 +71,23 @@ def open_database(party: str, url: str, *others: str, most_connections: int | No
     Traceback (most recent call last):
     tablepuppet.errors.ConfigError: Party 'bank': no database of kind 'oracle'; known: duckdb:///path, ...
     """
-    scheme, separator, rest = url.partition("://")
+    scheme, separator, _ = url.partition("://")
     if not separator:
         raise ConfigError(f"Party {party!r}: the database must be a URL, one of: {_known()}")
-    # Imported here: a driver is loaded only by a party that uses it.
-    match scheme.lower():
-        case "duckdb":
-            from tablepuppet.party.databases.duckdb_file import DuckDBFile
-
-            return DuckDBFile(party, _file_path(party, "duckdb", rest))
-        case "sqlite":
-            from tablepuppet.party.databases.sqlite import SQLite
-
-            return SQLite(party, _file_path(party, "sqlite", rest))
-        case "parquet" | "csv" | "arrow" as kind:
-            from tablepuppet.party.databases.files import Folder
-
-            return Folder(party, _file_path(party, kind, rest), kind)
-        case "postgresql" | "postgres":
-            from tablepuppet.party.databases.postgresql import PostgreSQL
-
-            return PostgreSQL(party, url, most_connections)
-        case "mysql" | "mariadb":
-            from tablepuppet.party.databases.mysql import MySQL
-
-            return MySQL(party, url, most_connections)
-        case other:
-            # Only a plain word is repeated: whatever else was typed there may be a password.
-            named = f"no database of kind {other!r}" if other.isalnum() else "the URL has no scheme"
-            raise ConfigError(f"Party {party!r}: {named}; known: {', '.join([_known(), *others])}")
+    name = scheme.lower()
+    kind = _kind(name)
+    if kind is None:
+        # Only a plain word is repeated: whatever else was typed there may be a password.
+        named = f"no database of kind {name!r}" if name.isalnum() else "the URL has no scheme"
+        raise ConfigError(f"Party {party!r}: {named}; known: {', '.join([_known(), *others])}")
+    return kind.open(Address(party, name, url, most_connections))
 
 
 def anchored(url: str, folder: Path) -> str:
     """The URL with a relative file path made absolute from ``folder``, the folder of a configuration file."""
     scheme, separator, path = url.partition(":///")
-    if not separator or path.startswith("/") or scheme.startswith(("postgres", "mysql", "mariadb")):
+    kind = _kind(scheme.lower())
+    if not separator or path.startswith("/") or (kind is not None and not kind.is_file):
         return url
     place = (folder / path).absolute()
     if not place.exists() and Path("/" + path).exists():  # duckdb:///tmp/x, where /tmp/x was meant
@@ -62,15 +95,24 @@ def anchored(url: str, folder: Path) -> str:
     return f"{scheme}:///{place}"
 
 
-def _file_path(party: str, kind: str, rest: str) -> str:
-    """What follows ``kind:///``: ``data/x`` is relative, ``/data/x`` absolute."""
-    if not rest.startswith("/") or not rest[1:].strip("/"):
-        raise ConfigError(
-            f"Party {party!r}: {kind} needs a path after three slashes: {kind}:///relative/path or {kind}:////full/path"
-        )
-    return rest[1:]
+def _kind(name: str) -> _Kind | None:
+    if name not in _KINDS and name in _modules():
+        import_module(_modules()[name])
+    return _KINDS.get(name)
+
+
+@cache
+def _modules() -> dict[str, str]:
+    """By kind the module of this folder that opens it, without importing one."""
+    found = {}
+    for file in sorted(Path(__file__).parent.glob("*.py")):
+        for marked in _MARK.findall(file.read_text(encoding="utf-8")):
+            found[marked.split('"')[1]] = f"{__package__}.{file.stem}"
+    return found
 
 
 def _known() -> str:
-    servers = [f"{kind}://user:password@host/database" for kind in _SERVER_KINDS]
-    return ", ".join([f"{kind}:///path" for kind in _FILE_KINDS] + servers)
+    found = {name: _kind(name) for name in [*_modules(), *_KINDS]}
+    files = [f"{name}:///path" for name, kind in found.items() if kind is not None and kind.is_file]
+    servers = [f"{name}://user:password@host/database" for name in found if f"{name}:///path" not in files]
+    return ", ".join(files + servers)

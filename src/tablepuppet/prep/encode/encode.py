@@ -32,7 +32,7 @@ from tablepuppet.prep.columns.statistics import KeyFamily, key_family
 from tablepuppet.prep.encode.encoded_table import EncodedTable, KnownCategories, SealedTable
 from tablepuppet.prep.encode.frame import Frame
 from tablepuppet.prep.encode.program import Shapes, check_steps, inverse, read_frame, run, to_predict
-from tablepuppet.prep.encode.specs import StepSpec
+from tablepuppet.prep.encode.specs import FittedStep
 from tablepuppet.runs.events import Events
 from tablepuppet.spelling import did_you_mean
 from tablepuppet.sql.query import OutputColumn
@@ -106,7 +106,7 @@ class TableSteps:
 
     numbers: tuple[OutputColumn, ...] = ()
     categories: tuple[tuple[OutputColumn, NDArray[np.uint8]], ...] = ()  # with the digests that have codes
-    steps: tuple[StepSpec, ...] = ()
+    steps: tuple[FittedStep, ...] = ()
 
     @property
     def columns(self) -> list[OutputColumn]:
@@ -318,7 +318,7 @@ def build(
     categories: Sequence[tuple[str, KeyFamily]],
     private: bool = False,
     learned: bool = False,
-    steps: Sequence[StepSpec] = (),
+    steps: Sequence[FittedStep] = (),
     **digests: NDArray[np.uint8],
 ) -> Values:
     """Run ``steps`` over the rows of a relation, encode them, and keep them for the learner's ops.
@@ -360,7 +360,7 @@ def build(
 
 
 def _rows_of(
-    frame: Frame, shapes: Shapes, steps: Sequence[StepSpec], means: Means, scales: Scales, named: Sequence[str],
+    frame: Frame, shapes: Shapes, steps: Sequence[FittedStep], means: Means, scales: Scales, named: Sequence[str],
     empty: EncodedTable,
 ) -> EncodedTable:  # fmt: skip
     """The rows as ``encode.build`` encodes them."""

@@ -22,7 +22,7 @@ from tablepuppet.prep.columns.given_bounds import Bounds
 from tablepuppet.prep.columns.statistics import check_family
 from tablepuppet.prep.columns.values import numbers
 from tablepuppet.prep.encode.frame import Frame
-from tablepuppet.prep.encode.specs import NUMBERS, Drop, FoldLookup, StepSpec, within
+from tablepuppet.prep.encode.specs import NUMBERS, Drop, FittedStep, FoldLookup, within
 
 DIGEST = 16  # bytes of a digest
 
@@ -36,7 +36,7 @@ class Shapes:
     listed: set[str] = field(default_factory=set)  # columns whose first codes are those of the digests still
 
     @classmethod
-    def of(cls, numbers: Iterable[str], categories: Mapping[str, int], steps: Iterable[StepSpec]) -> Shapes:
+    def of(cls, numbers: Iterable[str], categories: Mapping[str, int], steps: Iterable[FittedStep]) -> Shapes:
         """The shapes after ``steps``, from columns of numbers and columns of categories with their numbers of codes.
 
         Raises PartyError if a step does not fit.
@@ -54,7 +54,7 @@ class Shapes:
     def coded(self) -> dict[str, int]:
         return {name: size for name, size in self.sizes.items() if size != NUMBERS}
 
-    def follow(self, step: StepSpec) -> None:
+    def follow(self, step: FittedStep) -> None:
         """One step more; a column that gets codes or numbers instead is placed after the existing ones."""
         for each in step.reads:
             if each not in self.sizes:
@@ -77,10 +77,10 @@ class Shapes:
             self.unchanged.discard(name)
 
 
-def needed_for(steps: Sequence[StepSpec], names: Iterable[str]) -> list[StepSpec]:
+def needed_for(steps: Sequence[FittedStep], names: Iterable[str]) -> list[FittedStep]:
     """Those of the steps that some columns depend on."""
     wanted = set(names)
-    found: list[StepSpec] = []
+    found: list[FittedStep] = []
     for step in reversed(steps):
         if step.writes in wanted and not isinstance(step, Drop):
             wanted.update(step.reads)
@@ -88,14 +88,14 @@ def needed_for(steps: Sequence[StepSpec], names: Iterable[str]) -> list[StepSpec
     return found[::-1]
 
 
-def to_predict(steps: Iterable[StepSpec]) -> tuple[StepSpec, ...]:
+def to_predict(steps: Iterable[FittedStep]) -> tuple[FittedStep, ...]:
     """The steps for rows that were not learned from: what folds have of their own is for training rows."""
     return tuple(step.full if isinstance(step, FoldLookup) else step for step in steps)
 
 
 def read_frame(
     table: LocalTable, op_name: str, view: str, blinding: str, columns: Sequence[str],
-    categories: Sequence[tuple[str, str]], steps: Sequence[StepSpec], digests: Mapping[str, NDArray[np.uint8]],
+    categories: Sequence[tuple[str, str]], steps: Sequence[FittedStep], digests: Mapping[str, NDArray[np.uint8]],
     private: bool = False, learned: bool = False,
 ) -> tuple[Frame, Shapes]:  # fmt: skip
     """The columns that an op reads, and the shapes of those that steps leave; no row is read yet.
@@ -124,14 +124,14 @@ def read_frame(
     return Frame(table, view, blinding, known, private, learned and not private), shapes
 
 
-def check_steps(steps: Sequence[StepSpec], frame: Frame) -> None:
+def check_steps(steps: Sequence[FittedStep], frame: Frame) -> None:
     """Refuse steps that are not to run over a party's rows, before a cell is seen."""
     _check_folds(steps, frame)
     touched = {step.writes for step in steps} | {name for step in steps for name in step.reads}
     check_memory(9 * len(frame.table.view(frame.view).row_ids) * len(touched))
 
 
-def run(steps: Sequence[StepSpec], frame: Frame) -> None:
+def run(steps: Sequence[FittedStep], frame: Frame) -> None:
     """Run steps over a party's rows, after `check_steps`."""
     for step in steps:
         check_time()
@@ -141,7 +141,7 @@ def run(steps: Sequence[StepSpec], frame: Frame) -> None:
             frame.put(step.writes, step.run(frame), step.linear)
 
 
-def _check_folds(steps: Sequence[StepSpec], frame: Frame) -> None:
+def _check_folds(steps: Sequence[FittedStep], frame: Frame) -> None:
     """PartyError for folds that single out a few rows: numbers by fold are of the caller's choice.
 
     Two ways to deal the rows would cut each other's folds.
@@ -161,7 +161,7 @@ def _check_folds(steps: Sequence[StepSpec], frame: Frame) -> None:
             )
 
 
-def bounds_after(steps: Iterable[StepSpec], known: Mapping[str, Bounds]) -> dict[str, Bounds]:
+def bounds_after(steps: Iterable[FittedStep], known: Mapping[str, Bounds]) -> dict[str, Bounds]:
     """Bounds by column after steps; ``known`` are the bounds of numeric columns as they are read.
 
     With noise, the result of a step is scaled by these bounds and not by statistics, each of which would cost a
@@ -179,7 +179,7 @@ def bounds_after(steps: Iterable[StepSpec], known: Mapping[str, Bounds]) -> dict
     return found
 
 
-def inverse(steps: Sequence[StepSpec], name: str, values: Array) -> Array:
+def inverse(steps: Sequence[FittedStep], name: str, values: Array) -> Array:
     """What a column was before steps, from what it is after them; LearnError where steps cannot be undone."""
     for step in reversed(steps):
         if step.writes == name:

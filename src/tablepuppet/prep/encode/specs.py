@@ -42,7 +42,10 @@ Factors = Annotated[Sequence[str], Meta(min_length=1, max_length=16)]
 
 
 class FittedStep(msgspec.Struct, frozen=True, tag_field="kind"):
-    """A fitted step: it changes a column, or makes one, called ``output``."""
+    """A fitted step: it changes a column, or makes one, called ``output``.
+
+    An op that takes fitted steps takes every class below with a tag of its own.
+    """
 
     linear: ClassVar[bool] = False  # sums after it follow from sums before it, whatever its numbers are
     wants: ClassVar[Literal["numbers", "codes", "either"]] = "numbers"  # in the columns that it reads
@@ -448,12 +451,6 @@ class Drop(ColumnStep, frozen=True, tag="drop"):
 
     linear = True
     wants = "either"
-
-
-StepSpec = (
-    Fill | FillCode | Missing | Scale | Clipped | Outside | Without | Logarithm | Exponent | Cut | Other | Lookup
-    | FoldLookup | Hashed | Product | Part | Drop
-)  # fmt: skip
 
 
 def fold_numbers(places: NDArray[np.integer], folds: int, seed: int, shuffle: bool) -> NDArray[np.intp]:

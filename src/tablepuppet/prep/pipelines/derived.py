@@ -34,7 +34,7 @@ from tablepuppet.prep.encode.program import (
     read_frame,
     run,
 )
-from tablepuppet.prep.encode.specs import StepSpec
+from tablepuppet.prep.encode.specs import FittedStep
 from tablepuppet.prep.explore.distribution import mark_of_rows
 
 
@@ -84,7 +84,7 @@ def wanted_codes(arguments: Mapping[str, Any]) -> dict[str, int]:
 )
 def derived_sums(
     table: LocalTable, view: str, blinding: str, columns: Sequence[str], categories: Sequence[tuple[str, KeyFamily]],
-    wanted: Sequence[str], steps: Sequence[StepSpec] = (), **digests: NDArray[np.uint8],
+    wanted: Sequence[str], steps: Sequence[FittedStep] = (), **digests: NDArray[np.uint8],
 ) -> Values:  # fmt: skip
     """Sums of ``wanted`` columns after ``steps``, each row as often as it is joined."""
     steps = needed_for(steps, wanted)
@@ -109,7 +109,7 @@ def derived_sums(
     }
 
 
-def _groups(table: LocalTable, view: str, column: NumberColumn, steps: Sequence[StepSpec]) -> list[int]:
+def _groups(table: LocalTable, view: str, column: NumberColumn, steps: Sequence[FittedStep]) -> list[int]:
     """The rows that have a number; and if steps have made flags or products of it, those that differ from most."""
     rows = table.view(view)
     found = [rows_of(rows, column.present)]
@@ -129,14 +129,14 @@ def _weights(table: LocalTable, view: str, column: CodedColumn, size: int) -> ND
     return np.where(table.grant.is_group(rows_by(rows, column.codes, size)), found, 0.0)
 
 
-def _hidden(table: LocalTable, steps: Sequence[StepSpec], name: str) -> list[str]:
+def _hidden(table: LocalTable, steps: Sequence[FittedStep], name: str) -> list[str]:
     """The columns that are not public among those that a column is made of."""
     read = {name, *(each for step in needed_for(steps, [name]) for each in step.reads)}
     outputs = table.snapshot.scan.outputs
     return sorted(each for each in read if each in outputs and table.level(each) is not Level.PUBLIC)
 
 
-def _count(table: LocalTable, view: str, wanted: Sequence[str], steps: Sequence[StepSpec]) -> None:
+def _count(table: LocalTable, view: str, wanted: Sequence[str], steps: Sequence[FittedStep]) -> None:
     """Count each choice of numbers by which columns that are not public are changed before they are summed."""
     found = []
     for name in wanted:

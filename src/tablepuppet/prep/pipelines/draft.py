@@ -23,7 +23,7 @@ from tablepuppet.operators.client import Client
 from tablepuppet.party.arguments import MOST_SCALE
 from tablepuppet.prep.columns.selected import is_category, is_date, is_public
 from tablepuppet.prep.columns.statistics import NO_DIGESTS, NumberSummary
-from tablepuppet.prep.encode.specs import FARTHEST, NumberFunction, StepSpec
+from tablepuppet.prep.encode.specs import FARTHEST, FittedStep, NumberFunction
 from tablepuppet.prep.pipelines.label_sums import Folds, LabelSums
 from tablepuppet.prep.pipelines.moments import AtRanks, Moments, Places, Ranks
 from tablepuppet.prep.pipelines.needs import (
@@ -159,7 +159,7 @@ class Draft:
         self.columns: dict[str, Column] = {}
         self.all: list[Column] = []  # those too that steps have replaced
         self.sources: dict[str, Column] = {}
-        self.program: dict[str, list[Later[StepSpec | None]]] = {}  # by alias
+        self.program: dict[str, list[Later[FittedStep | None]]] = {}  # by alias
         self.settled: list[Later[Any]] = []  # what a fit must know, in the order of steps
         self.used: list[tuple[str, list[OutputColumn]]] = []  # by step, the selected columns that it works on
         self.labelled: list[tuple[str, OutputColumn]] = []  # by step, a column whose categories get means of the label
@@ -361,7 +361,7 @@ class Draft:
         self.labelled.append((self.step, column.column))
         return LabelSumsAfter(folds, column.column, column.alive, self._sources(column), self._steps(column), size)
 
-    def sums_with(self, column: Column, name: str, step: Later[StepSpec | None]) -> Later[NumberSummary]:
+    def sums_with(self, column: Column, name: str, step: Later[FittedStep | None]) -> Later[NumberSummary]:
         """The sums of a column that one more step would make, without making it."""
         made, steps = replace(column.column, name=name), [*self._steps(column), step]
         return SumsAfter(made, column.alive, self._sources(column), steps)
@@ -389,7 +389,7 @@ class Draft:
         names = column.reads if len(column.reads) < 2 else filter(column.reads.__contains__, self.sources)
         return [(self.sources[name].column, self.sources[name].read_by) for name in names]
 
-    def _steps(self, column: Column) -> list[Later[StepSpec | None]]:
+    def _steps(self, column: Column) -> list[Later[FittedStep | None]]:
         return [self.program[column.alias][place] for place in column.chain]
 
     # What a step does
@@ -425,7 +425,7 @@ class Draft:
         return step
 
     def make(
-        self, columns: Sequence[Column], name: str, step: Later[StepSpec] | StepSpec, kind: Kind = "number",
+        self, columns: Sequence[Column], name: str, step: Later[FittedStep] | FittedStep, kind: Kind = "number",
         moments: Later[Moments] | None = None, *, is_filled: bool = False,
     ) -> None:  # fmt: skip
         """Let parties make a column of others of one table; LearnError if there is one of that name."""

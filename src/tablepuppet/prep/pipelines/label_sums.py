@@ -40,7 +40,7 @@ from tablepuppet.prep.encode.program import (
     read_frame,
     run,
 )
-from tablepuppet.prep.encode.specs import StepSpec, fold_numbers
+from tablepuppet.prep.encode.specs import FittedStep, fold_numbers
 from tablepuppet.prep.pipelines.derived import wanted_codes
 from tablepuppet.sql.query import OutputColumn
 from tablepuppet.sql.types import NUMERIC, family
@@ -69,7 +69,7 @@ class DerivedCodes:
 )
 def sent_codes(
     table: LocalTable, view: str, blinding: str, columns: Sequence[str], categories: Sequence[tuple[str, KeyFamily]],
-    wanted: Sequence[str], steps: Sequence[StepSpec] = (), **digests: NDArray[np.uint8],
+    wanted: Sequence[str], steps: Sequence[FittedStep] = (), **digests: NDArray[np.uint8],
 ) -> Values:  # fmt: skip
     """The codes of ``wanted`` columns after ``steps``, for every row that takes part; and the policy's ``min_group``.
 

@@ -28,7 +28,7 @@ from tablepuppet.prep.columns.statistics import (
     merge_numbers,
 )
 from tablepuppet.prep.encode.encode import TableSteps, read_arguments
-from tablepuppet.prep.encode.specs import StepSpec
+from tablepuppet.prep.encode.specs import FittedStep
 from tablepuppet.prep.explore.distribution import Distribution, Distributions
 from tablepuppet.prep.pipelines.label_sums import AskedLabels, Folds, LabelSums, read_codes
 from tablepuppet.sql.query import OutputColumn
@@ -178,7 +178,7 @@ class AfterSteps(Question[T]):
 
     def __init__(
         self, column: OutputColumn, alive: Later[Any], sources: Sequence[Source],
-        chain: Sequence[Later[StepSpec | None]], size: Later[int] | None = None,
+        chain: Sequence[Later[FittedStep | None]], size: Later[int] | None = None,
     ):  # fmt: skip
         digests = [each for _, each in sources if each is not None]
         super().__init__(alive, *digests, *chain, *([] if size is None else [size]))

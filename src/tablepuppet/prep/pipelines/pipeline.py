@@ -28,7 +28,7 @@ from tablepuppet.prep.encode.encode import (
     drop_column,
 )
 from tablepuppet.prep.encode.program import Shapes, needed_for
-from tablepuppet.prep.encode.specs import Drop, Fill, Scale, StepSpec
+from tablepuppet.prep.encode.specs import Drop, Fill, FittedStep, Scale
 from tablepuppet.prep.pipelines import steps
 from tablepuppet.prep.pipelines.draft import Column, Draft, Selector
 from tablepuppet.prep.pipelines.needs import (
@@ -320,7 +320,7 @@ def encoders(
     """The encoders of a table, and what its parties do before they use them."""
     live = {name: each for name, each in live.items() if each.alias == alias}
     steps = [each.get() for each in draft.program.get(alias, []) if each.lost is None]
-    program: list[StepSpec] = needed_for([step for step in steps if step is not None], live)
+    program: list[FittedStep] = needed_for([step for step in steps if step is not None], live)
     program, last = _fold(program, [name for name, each in live.items() if each.kind in ("number", "flag")])
     read = {*live, *(name for step in program for name in step.reads)}
     sources = [each for name, each in draft.sources.items() if name in read and each.alias == alias]
@@ -346,7 +346,7 @@ def _number(column: Column, mean: float, scale: float) -> NumberEncoder:
     return NumberEncoder(column.column, mean, scale, moments.mean, moments.square, moments.std)
 
 
-def _fold(program: list[StepSpec], names: Iterable[str]) -> tuple[list[StepSpec], dict[str, tuple[float, float]]]:
+def _fold(program: list[FittedStep], names: Iterable[str]) -> tuple[list[FittedStep], dict[str, tuple[float, float]]]:
     """Take the last scaling of columns out of the steps, with a fill by its centre: encoders do the same."""
     uses: dict[str, list[int]] = {}
     for place, step in enumerate(program):

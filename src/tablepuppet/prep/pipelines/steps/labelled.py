@@ -18,7 +18,7 @@ import numpy as np
 
 from tablepuppet.arrays import Array
 from tablepuppet.errors import LearnError
-from tablepuppet.prep.encode.specs import MOST_CODES, FoldLookup, Lookup, StepSpec
+from tablepuppet.prep.encode.specs import MOST_CODES, FittedStep, FoldLookup, Lookup
 from tablepuppet.prep.pipelines.draft import Codes, Column, Draft, Kind
 from tablepuppet.prep.pipelines.label_sums import Folds, LabelSums
 from tablepuppet.prep.pipelines.moments import Moments
@@ -80,7 +80,7 @@ class LabelStep(PrepStep):
         found = draft.label_sums(column, folds, Later(size, column.codes))
         learned = Later(partial(self.numbers, source), found)
 
-        def step(learned: Learned) -> StepSpec:
+        def step(learned: Learned) -> FittedStep:
             values, prior = learned.values, learned.prior
             full = Lookup(name, values[0, :-1].tolist(), float(prior[0]), float(values[0, -1]))
             if not self.leaves_out:
