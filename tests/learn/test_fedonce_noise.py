@@ -98,13 +98,12 @@ def test_shards_of_a_table_add_up_noisy_steps(monkeypatch: pytest.MonkeyPatch, t
     relation = fed.sql(f"SELECT {ALL}, o.returned {JOIN}", label="returned")
     privacy = tp.Privacy(feature_epsilon=200.0, prediction_epsilon=200.0, delta=DELTA)
     model = tp.FedOnceClassifier(**SETTINGS, wire="float16", privacy=privacy).fit(relation)
+    promise = model._promise
+    assert isinstance(promise, StepPromise)
     assert len(charged) == 6, "two shards of three tables"
     for (alias, _), costs in charged.items():
-        assert len(costs) == model._promise.steps
-        for cost in costs:
-            np.testing.assert_allclose(
-                cost.gaussian, Spending.of_gaussian(model._promise.noise.multipliers[alias]).gaussian
-            )
+        stated = np.array(Spending.of_gaussian(promise.noise.multipliers[alias]).gaussian)
+        np.testing.assert_allclose(np.array([cost.gaussian for cost in costs]), np.tile(stated, (promise.steps, 1)))
     assert max(table["epsilon_given_messages"] for table in model.privacy_["tables"].values()) <= 200.0
     assert model.history_[-1]["loss"] < math.log(2)
     model.save(tmp_path / "model")
