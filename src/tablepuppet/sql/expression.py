@@ -118,13 +118,15 @@ def render(node: exp.Expr, *, copy: bool = True) -> str:
     return node.sql(dialect=AsWritten, copy=copy, comments=False, normalize_functions="lower")
 
 
-def bracketed(node: exp.Expr) -> str:
+def bracketed(node: exp.Expr, *, copy: bool = True) -> str:
     """An expression with brackets around every operator, so that nothing depends on which of them binds first.
+
+    Without a ``copy``, the tree is of no use after it.
 
     >>> bracketed(parse_one("NOT a IN (1) AND b % c ^ 2 > 0", dialect=AsWritten))
     '(NOT (a IN (1))) AND ((b % (power(c, 2))) > 0)'
     """
-    whole = exp.Paren(this=node.copy())
+    whole = exp.Paren(this=node.copy() if copy else node)
     for part in reversed(list(whole.this.walk())):
         if isinstance(part, _OPERATORS) and not _needs_none(part):
             inner = exp.Paren()

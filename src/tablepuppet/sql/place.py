@@ -5,9 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import cached_property
 
-from sqlglot import Token, Tokenizer, TokenType, exp
+from sqlglot import Token, TokenType, exp
 
 from tablepuppet.errors import QueryError
+from tablepuppet.sql.dialect import AsWritten
 
 
 @dataclass(frozen=True)
@@ -19,7 +20,7 @@ class SqlText:
     @cached_property
     def tokens(self) -> list[Token]:
         """The words and signs of the SQL, without comments."""
-        return list(Tokenizer(dialect="duckdb").tokenize(self.text))
+        return list(AsWritten().tokenize(self.text))
 
     def error(self, message: str, at: exp.Expr | None = None, keyword: str = "") -> QueryError:
         """A QueryError that underlines a node of the parsed SQL, from the ``keyword`` before it if one is given."""

@@ -10,7 +10,7 @@ import re
 from itertools import pairwise
 
 import duckdb
-from sqlglot import TokenType, exp, parse_one
+from sqlglot import TokenType, exp
 from sqlglot.errors import ParseError, SqlglotError
 
 from tablepuppet.errors import QueryError
@@ -39,15 +39,21 @@ def tree_of(sql: SqlText) -> exp.Expr:
         raise sql.error("only SELECT is supported: a relation reads tables and changes nothing")
     _refuse_other_numbers(sql)
     try:
-        return parse_one(sql.text, dialect=AsWritten)
+        read = AsWritten().parser().parse(sql.tokens, sql.text)[0]
     except SQLGLOT_FAULTS:
         raise sql.error(_UNREAD) from None
+    if read is None:
+        raise sql.error(_UNREAD)
+    return read
 
 
 def require_read_alike(sql: SqlText, tree: exp.Expr) -> None:
-    """Raise unless DuckDB reads the text as the tree says: sqlglot has an order of operators of its own."""
+    """Raise unless DuckDB reads the text as the tree says: sqlglot has an order of operators of its own.
+
+    The tree is of no use after it.
+    """
     try:
-        found = difference(sql.text, bracketed(tree))
+        found = difference(sql.text, bracketed(tree, copy=False))
     except Unread:
         raise sql.error(TWO_WAYS) from None
     if found is not None:
