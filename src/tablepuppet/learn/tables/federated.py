@@ -35,7 +35,7 @@ class FederatedModel(Holders):
     ):  # fmt: skip
         super().__init__(client, encoding, wire, unit)
         self.spec, self.l2, self.noise = spec, l2, noise
-        self.loj = LearningOverJoin(rows)
+        self.loj = LearningOverJoin(rows, spec.head)
         self.mean = np.zeros(spec.outputs)  # mean prediction over training rows, absorbed by the intercept
         self.square = 0.0  # |theta|^2, as the last noisy steps left it
 
@@ -118,7 +118,7 @@ class FederatedModel(Holders):
         """Write the scores of a relation's rows; noisy ones are shrunk by their share of noise."""
         read = self.ask_outputs(client, self.tables, self.instead(client) if learning else None)
         self._count_predictions()  # after parameters were fetched, which may be refused
-        LearningOverJoin(rows).gather(read())
+        LearningOverJoin(rows, self.spec.head).gather(read())
         if self.has_noisy_outputs:
             rows.each(calm, self.mean, self.noise_ratio)
         if self.unit != 1.0:
