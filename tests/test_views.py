@@ -190,9 +190,16 @@ def test_a_table_that_demands_noise_has_no_views(tmp_path: Path) -> None:
         attacked(tmp_path, GROUPS, "budget = { epsilon = 5.0, delta = 1e-6, require_dp = true }")
 
 
+WITH_OTHER = {"amount": "DOUBLE", "code": "VARCHAR", "other": "BIGINT"}  # it may be a key, and no feature or filter
+
+
 @pytest.mark.parametrize(
     "changed",
     [
+        {"columns": {"TOTAL": "max(other)", "total": "sum(amount)"}, "read": WITH_OTHER},
+        {"columns": {"total": "sum(amount)", "__position": "max(other)"}, "read": WITH_OTHER},
+        {"columns": {"total": "sum(amount)", "amount": "max(other)"}, "having": "amount > 6", "read": WITH_OTHER},
+        {"columns": {"other": "sum(amount)"}},
         {"columns": {"total": "(SELECT max(amount) FROM cards)"}},
         {"columns": {"total": "sum(getenv('HOME'))"}},
         {"columns": {"total": "sum(sum(amount))"}},
@@ -211,7 +218,7 @@ def test_a_table_that_demands_noise_has_no_views(tmp_path: Path) -> None:
     ],
 )
 def test_a_view_that_is_none_is_refused(tmp_path: Path, changed: dict[str, Any]) -> None:
-    """A party checks every expression that it is sent, and writes the SELECT itself."""
+    """A party checks every expression that it is sent, and writes the SELECT itself: no name stands for another one."""
     with pytest.raises(tp.TablePuppetError):
         attacked(tmp_path, GROUPS, **changed)
 
