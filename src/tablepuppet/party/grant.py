@@ -69,9 +69,7 @@ class Grant:
         for text in (text for key in scan.keys for text in key.expressions):
             grant._output(text, Use.KEY, read)
             grant._check_key(text, scan.columns)
-        outputs = {
-            name: grant._output(text, Use.FEATURE | Use.LABEL, read) for name, text in scan.outputs.items()
-        }
+        outputs = {name: grant._output(text, Use.FEATURE | Use.LABEL, read) for name, text in scan.outputs.items()}
         return replace(grant, outputs=outputs)
 
     @cached_property
