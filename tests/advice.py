@@ -67,8 +67,8 @@ def check_all_are_tried(rooms: Sequence[str], tried: Sequence[Advice], others: M
     texts = {text: where for room in rooms for where, text in advice(SOURCE / room)}
     missing = {where: text for text, where in texts.items() if not any(part in text for part in known)}
     gone = [part for part in others if not any(part in text for text in texts)]
-    assert missing == {}, "provoke the error in a case, and do what it advises"
-    assert gone == [], "no error says so any more"
+    assert missing == {}, f"provoke the error in a case, and do what it advises: {missing}"
+    assert gone == [], f"no error says so any more: {gone}"
 
 
 def advice(room: Path) -> Iterator[tuple[str, str]]:

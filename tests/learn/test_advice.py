@@ -633,7 +633,6 @@ OTHERS = {
     "select columns that are not constant": NOTHING_ASKED,
     "which batch norm needs: learn from more": NOTHING_ASKED,
     "TabVFL needs {}, as many as there are encoded columns: select fewer": "as embeddings that are too wide",
-    "networks alone have a proximal step": OWN_REQUEST,
     "prediction_epsilon is about predictions only": "the same of promises that are written anew",
     "learn with privacy=tp.Privacy(secure_sum=True)": "needs three services",
     "is too small for {} steps: use more": "by how much depends on the accountant",
