@@ -26,6 +26,8 @@ if TYPE_CHECKING:  # the same names as below, for editors and type checkers
     from tablepuppet.learn.learners import load as load
     from tablepuppet.learn.learners.fedonce import FedOnceClassifier as FedOnceClassifier
     from tablepuppet.learn.learners.fedonce import FedOnceRegressor as FedOnceRegressor
+    from tablepuppet.learn.learners.forests import RandomForestClassifier as RandomForestClassifier
+    from tablepuppet.learn.learners.forests import RandomForestRegressor as RandomForestRegressor
     from tablepuppet.learn.learners.linear import LinearRegression as LinearRegression
     from tablepuppet.learn.learners.linear import LogisticRegression as LogisticRegression
     from tablepuppet.learn.learners.network import MLPClassifier as MLPClassifier
@@ -70,6 +72,7 @@ _PUBLIC = {
     "learn.learners.fedonce": "FedOnceClassifier FedOnceRegressor",
     "learn.learners.split": "SplitNNClassifier SplitNNRegressor",
     "learn.learners.tabvfl": "TabVFLClassifier TabVFLRegressor",
+    "learn.learners.forests": "RandomForestClassifier RandomForestRegressor",
     "learn.learners.trees": "GradientBoostingClassifier GradientBoostingRegressor",
     "learn.solve.solvers": "ADMM LBFGS SGD",
     "mapping.table_mapping": "TableMapping",

@@ -176,6 +176,7 @@ def test_a_declaration_is_all_there_is() -> None:
     [
         ("settings of learners", [LEARNERS["LinearRegression"], LEARNERS["MLPRegressor"]]),
         ("settings of trees", [LEARNERS["GradientBoostingRegressor"], LEARNERS["GradientBoostingClassifier"]]),
+        ("settings of forests", [LEARNERS["RandomForestRegressor"], LEARNERS["RandomForestClassifier"]]),
         ("settings of solvers", list(SOLVERS.values())),
     ],
 )

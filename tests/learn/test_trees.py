@@ -15,10 +15,12 @@ from numpy.typing import NDArray
 from scipy.special import expit, softmax
 from sklearn.ensemble import HistGradientBoostingClassifier, HistGradientBoostingRegressor
 from sklearn.metrics import mean_pinball_loss
+from sklearn.tree import DecisionTreeClassifier, DecisionTreeRegressor
 
 import tablepuppet as tp
 from tablepuppet.learn.trees.model import TreeModel
 from tablepuppet.learn.trees.party import pooled
+from tablepuppet.learn.trees.permuted import changes
 from tablepuppet.learn.trees.splits import LEAST_CATEGORY, LEAST_HESSIAN, SMOOTH, SplitRule
 from tablepuppet.learn.trees.tree import Tree
 from tests.learn.materialised import JOIN, shop
@@ -286,6 +288,68 @@ def test_shapley_values_are_exact(store: tuple[tp.Federation, Parties], tmp_path
     grades: Any = tp.GradientBoostingClassifier(**FEW).fit(fed.sql(PLAIN.format("grade"), label="grade"))
     parts = grades.contributions(relation)
     np.testing.assert_allclose(softmax(parts.sum(axis=1), axis=1), grades.predict_proba(relation))
+
+
+@pytest.mark.parametrize("label", ["paid", "returned"])
+def test_a_tree_of_a_forest_is_that_of_scikit_learn(store: tuple[tp.Federation, Parties], label: str) -> None:
+    """One tree of all rows is a decision tree, of squared errors or Gini impurity; shares add up to 1."""
+    fed, parties = store
+    relation = fed.sql(PLAIN.format(label), label=label)
+    table, labels = joined(relation, parties, label)
+    settings: dict[str, Any] = {"max_depth": 4, "min_samples_leaf": 15}
+    made: Any = tp.RandomForestRegressor if label == "paid" else tp.RandomForestClassifier
+    one: Any = made(n_estimators=1, bootstrap=False, max_features=1.0, **settings).fit(relation)
+    same: Any = (DecisionTreeRegressor if label == "paid" else DecisionTreeClassifier)(**settings).fit(table, labels)
+    ask = "predict" if label == "paid" else "predict_proba"
+    np.testing.assert_allclose(getattr(one, ask)(relation), getattr(same, ask)(table), atol=1e-9)
+
+
+def test_forests(store: tuple[tp.Federation, Parties], tmp_path: Path) -> None:
+    """They are means of trees of rows drawn with replacement; saved and explained as boosted trees are."""
+    fed, _ = store
+    for label in ("returned", "grade"):
+        relation = fed.sql(PLAIN.format(label), label=label)
+        train, test = relation.split(0.3)
+        model: Any = tp.RandomForestClassifier(n_estimators=6, max_depth=5, class_weight="balanced", seed=1)
+        model.fit(train, validation=test)
+        last = model.history_[model.best_round_ - 1]
+        assert model.evaluate(test)["accuracy"] == pytest.approx(last["validation_metric"])
+        assert model.evaluate(train)["auc"] > 0.8
+        shares = model.predict_proba(test)
+        np.testing.assert_allclose(shares.sum(axis=1), 1.0)
+        model.save(tmp_path / label)
+        again: Any = tp.load(tmp_path / label, fed)
+        np.testing.assert_array_equal(again.predict_proba(test), shares)
+        parts = model.contributions(test).sum(axis=1)
+        parts = np.stack([1 - parts, parts], axis=1) if label == "returned" else parts / parts.sum(axis=1)[:, None]
+        np.testing.assert_allclose(parts, shares, atol=1e-12)
+    with pytest.raises(tp.LearnError, match="no forest of shares"):
+        model.export(tmp_path / "model.json")
+
+
+def test_stages_and_permutations(store: tuple[tp.Federation, Parties], tmp_path: Path) -> None:
+    """Metrics by round are those of the fit; a column changes places as it would in the joined table."""
+    fed, parties = store
+    relation = fed.sql(PLAIN.format("paid"), label="paid")
+    model: Any = tp.GradientBoostingRegressor(**FEW).fit(relation)
+    stages = model.staged_evaluate(relation)
+    assert [each["rmse"] for each in stages] == pytest.approx([each["metric"] for each in model.history_])
+    booster, order = xgboost_of(model, tmp_path / "model.json"), np.random.default_rng(0).permutation(len(relation))
+    names = booster.feature_names or []
+    matrix = np.array([materialised(relation, parties, *name.split(".")) for name in names])
+    trees, before = model._model, model.predict(relation)
+    for place, name in enumerate(names):
+        moved = matrix.copy()
+        moved[place] = moved[place][order]
+        wanted = booster.predict(xgboost.DMatrix(moved.T, feature_names=names)) - before
+        key = (trees.aliases.index(name[0]), model._columns_of(trees.aliases)[name[0]].index(name))
+        found = changes(relation.client.rows, trees.final, trees.aliases, trees.all_bits(relation.client), key, order)
+        np.testing.assert_allclose(found[:, 0], wanted, atol=1e-5)
+    fallen = model.permutation_importances(relation, repeats=2)
+    assert set(fallen) == set(model.importances("cover")) == set(model.feature_importances_)
+    assert max(fallen, key=lambda name: fallen[name]) == max(model.feature_importances_, key=model.importances().get)
+    for kind in ("importances", "tree"):
+        model.plot(tmp_path / f"{kind}.svg", kind=kind)
 
 
 def test_samples_stops_and_seeds(store: tuple[tp.Federation, Parties]) -> None:

@@ -46,6 +46,16 @@ class Meetings:
 
 
 @dataclass(frozen=True)
+class GroupedRows:
+    """Joined rows that are in groups, and values of theirs."""
+
+    rows: NDArray[np.intp]
+    numbers: NDArray[np.integer[Any]]  # of groups, below ``size``
+    size: int
+    values: Sequence[Array]
+
+
+@dataclass(frozen=True)
 class GroupedSums:
     """Sums by group and base row, of the pairs that occur: by group, and by row within each group."""
 
@@ -336,20 +346,23 @@ class JoinedRows:
         total = found[0] if len(found) == 1 else np.sum(found, axis=0)
         return np.asarray(total).reshape(table.rows, size)
 
-    def sums_by(self, alias: str, groups: Column, size: int, columns: Sequence[Column]) -> GroupedSums:
-        """Columns of one number per row, summed by (group, base row of a table).
-
-        ``groups`` is a column of numbers below ``size``; a row with a negative one is in no group.
-        """
-        table, numbers = self.mapping.tables[alias], self._whole.stored[groups]
-        values = [self._whole.stored[column] for column in columns]
+    def grouped(self, groups: Column, size: int, columns: Sequence[Column]) -> GroupedRows:
+        """The rows of groups, whose numbers are a column below ``size``; a row with a negative one is in none."""
+        numbers = self._whole.stored[groups]
         chosen = np.flatnonzero(numbers >= 0)
-        inside = numbers[chosen]
+        short = np.min_scalar_type(max(size - 1, 0))  # short numbers sort by radix
+        values = [self._whole.stored[column][chosen] for column in columns]
+        return GroupedRows(chosen, numbers[chosen].astype(short), size, values)
+
+    def sums_by(self, alias: str, grouped: GroupedRows) -> GroupedSums:
+        """Values of rows summed by (group, base row of a table)."""
+        table, size = self.mapping.tables[alias], grouped.size
         if table.is_identity:
-            order = chosen[np.argsort(inside, kind="stable")]
-            sums = np.stack([each[order] for each in values], axis=1) if values else np.empty((len(order), 0))
-            return GroupedSums(order, np.bincount(inside, minlength=size), None, sums)
-        pairs = inside * np.int64(table.rows) + table.index[chosen]
+            order = np.argsort(grouped.numbers, kind="stable")
+            by_group = np.bincount(grouped.numbers, minlength=size)
+            values = _side_by_side([each[order] for each in grouped.values], len(order))
+            return GroupedSums(grouped.rows[order], by_group, None, values)
+        pairs = grouped.numbers * np.int64(table.rows) + table.index[grouped.rows]
         found = pairs
         if size * table.rows > MOST_CELLS * len(self):
             found, pairs = np.unique(pairs, return_inverse=True)
@@ -358,10 +371,9 @@ class JoinedRows:
         else:
             counts = np.bincount(pairs, minlength=size * table.rows)
             filled = found = np.flatnonzero(counts)
-        kept = [np.bincount(pairs, each[chosen], len(counts))[filled] for each in values]
+        sums = [np.bincount(pairs, each, len(counts))[filled] for each in grouped.values]
         by_group = np.bincount(found // max(table.rows, 1), minlength=size)
-        sums = np.stack(kept, axis=1) if kept else np.empty((len(found), 0))
-        return GroupedSums(found % max(table.rows, 1), by_group, counts[filled], sums)
+        return GroupedSums(found % max(table.rows, 1), by_group, counts[filled], _side_by_side(sums, len(found)))
 
     def carried(self, source: str, target: str, values: Floats, weights: Array | None = None) -> Array:
         """Values of one table's rows, (rows, k), summed at another's by how often they are joined: S_t^T S_s values.
@@ -448,3 +460,7 @@ class JoinedRows:
     def labels(self) -> NDArray[Any]:
         """The labels of all rows."""
         return self._columns[LABELS]
+
+
+def _side_by_side(columns: Sequence[NDArray[Any]], rows: int) -> Array:
+    return np.stack(columns, axis=1, dtype=np.float64) if columns else np.empty((rows, 0))

@@ -28,6 +28,7 @@ from tablepuppet.sql.view import View, columns_read, read_view
 
 OF_NO_CELL = Release.SCHEMA | Release.COUNTS | Release.KEY_DIGESTS
 """Releases that do not depend on features or labels; digests, unless an op returns those of a column."""
+_OF_ROWS = ColumnRule(Use.KEY | Use.FILTER | Use.LABEL | Use.FEATURE, Level.AGGREGATE)  # a count, in a subquery
 _MOST_TEXT = 200  # of an expression in an error
 
 
@@ -128,7 +129,7 @@ class Grant:
                 reason = f"may not be used as {_either(use)}; its uses: {rule.uses.label}"
                 raise self.refusal("uses", reason, [name])
         counts_rows = self.view is not None and not columns
-        whole = replace(ColumnRule(), level=Level.AGGREGATE) if counts_rows else self.rules.expression(columns)
+        whole = _OF_ROWS if counts_rows else self.rules.expression(columns)
         if whole is None or not whole.uses & use:
             reason = f"have no use as {_either(use)} in common, so no expression may hold them all"
             raise self.refusal("uses", reason, columns)

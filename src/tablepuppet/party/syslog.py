@@ -63,6 +63,8 @@ class Syslog:
                 failed = True
             if failed and not warned:
                 log.warning("syslog at %s does not take lines of the audit log now; the file has them", self._address)
+            if warned and not failed:
+                log.info("syslog at %s takes lines of the audit log again", self._address)
             warned = failed
             self._is_full = self._is_full and not self._lines.empty()
         if handler is not None:

@@ -4,20 +4,22 @@ from __future__ import annotations
 
 import math
 from abc import abstractmethod
-from collections.abc import Callable, Iterable, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from tablepuppet.arrays import Array
 from tablepuppet.errors import LearnError, PrivacyError
-from tablepuppet.learn.learners.learner import Learner
+from tablepuppet.learn.learners.learner import Learner, label_of
 from tablepuppet.learn.learners.not_fitted import check_fitted
+from tablepuppet.learn.learners.picture import check_kind, write
 from tablepuppet.learn.learners.tasks import Classifier, Regressor
+from tablepuppet.learn.learners.tree_plot import draw_importances, draw_tree
 from tablepuppet.learn.learners.validation import Watched
 from tablepuppet.learn.learners.watch import Watch
 from tablepuppet.learn.loss.growing import ClassWeighted, Gamma, Poisson, Quantile, TreeLoss
@@ -33,23 +35,30 @@ from tablepuppet.learn.trees.cells import MOST_BINS
 from tablepuppet.learn.trees.export import Columns, xgboost_json
 from tablepuppet.learn.trees.grow import Growth
 from tablepuppet.learn.trees.model import SavedTrees, TreeModel, TreeOutputs, packed, unpacked
+from tablepuppet.learn.trees.permuted import changes
 from tablepuppet.learn.trees.shapley import contributions
 from tablepuppet.learn.trees.splits import SplitRule
-from tablepuppet.mapping.joined_rows import SCORES, Block
+from tablepuppet.learn.trees.tree import Bits, add_scores
+from tablepuppet.mapping.joined_rows import SCORES, Block, JoinedRows
 from tablepuppet.operators.client import Client, Pending
 from tablepuppet.operators.dealing import dealt
 from tablepuppet.prep.encode.encode import Encoding, apply_encoding
 from tablepuppet.privacy.settings import Privacy
 from tablepuppet.relation import Relation
+from tablepuppet.runs.table_view import Records
 from tablepuppet.spelling import did_you_mean, names_checked, shows
 from tablepuppet.sql.plan import Plan
 from tablepuppet.sql.query import OutputColumn
 from tablepuppet.store.parts import Stored
 from tablepuppet.wire.engine import Engine
 
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
 Masks = dict[str, NDArray[np.bool_]]
 """By table, which columns; see `Growth`."""
 Draw = Callable[[int, int], Masks]
+Counts = NDArray[np.integer]
 Inside = Callable[[frozenset[tuple[str, int]]], Masks]
 Signs = dict[str, NDArray[np.int8]]
 MANY = 10_000  # joined rows, above which early_stopping="auto" holds some out, as scikit-learn
@@ -59,6 +68,10 @@ OPTIONAL = Kind("a whole number, at least 1, or None", lambda value: value is No
 LEAVES = Kind("a whole number, at least 2, or None", lambda value: value is None or (COUNT.fits(value) and value > 1))
 BINS = Kind(f"a whole number from 2 to {MOST_BINS}", lambda value: COUNT.fits(value) and 2 <= value <= MOST_BINS)
 PART = Kind("a number above 0, at most 1", lambda value: RATE.fits(value) and value <= 1)
+FEATURES = Kind(
+    "a number above 0, at most 1, or 'sqrt'",
+    lambda value: value == "sqrt" if isinstance(value, str) else PART.fits(value),
+)
 BELOW = Kind("a number above 0 and below 1", lambda value: RATE.fits(value) and value < 1)
 QUANTILE = Kind(
     "a number from 0 to 1, or None", lambda value: value is None or (NUMBER.fits(value) and float(value) <= 1)
@@ -97,11 +110,13 @@ def _is_list(value: object) -> bool:
     return isinstance(value, Sequence | Set) and not isinstance(value, str)
 
 
-@shows("contributions", "export")
+@shows("contributions", "export", "importances", "permutation_importances", "staged_evaluate")
 class GradientBoosting(Learner):
     """Boosted trees; each splits by columns of any table."""
 
     seeks_optimum: ClassVar[bool] = False
+    is_mean: ClassVar[bool] = False  # whether trees are averaged; else they are added up
+    rounds_setting: ClassVar[str] = "max_iter"
     _private_instead: ClassVar[str] = "tp.LinearRegression, tp.LogisticRegression or tp.MLP*"
     l2: float = 0.0  # these two are of other learners
     patience: int = 0
@@ -129,8 +144,11 @@ class GradientBoosting(Learner):
         default=1.0, kind=PART, help="share of the label table's rows that each round learns from, in steps of 1/64"
     )
 
-    max_features: float = setting(
-        default=1.0, kind=PART, help="share of all columns that each node may be split by, drawn anew for each node"
+    max_features: float | str = setting(
+        default=1.0,
+        kind=FEATURES,
+        help="share of all columns that each node may be split by, drawn anew for each node; `'sqrt'`: as many as the "
+        "square root of their number",
     )
     monotonic_cst: Mapping[str, int] | None = setting(
         default=None,
@@ -146,8 +164,13 @@ class GradientBoosting(Learner):
 
     # Before a fit
 
+    @property
+    def rounds(self) -> int:
+        """Rounds that are asked for."""
+        return int(getattr(self, self.rounds_setting))
+
     def _patient_for(self, own: bool) -> int:
-        return self.max_iter + 1 if self.early_stopping is False else self.n_iter_no_change
+        return self.rounds + 1 if self.early_stopping is False else self.n_iter_no_change
 
     @property
     def held_out(self) -> float:
@@ -181,27 +204,30 @@ class GradientBoosting(Learner):
         return Costs(Cost(0, levels), Cost(0, 2 * levels))
 
     def plan_rounds(self, rows: int, allowed: Callable[[int], RoundAllowance]) -> None:
-        """``max_iter`` rounds; if parties may not allow all their replies, it ends before one that they do not."""
+        """The rounds that are asked for; it ends before one that parties do not allow."""
         allowance = allowed(1)
-        allowance.check(1, {"max_leaf_nodes": self.max_leaf_nodes}, "lower max_leaf_nodes or max_depth", "max_iter")
+        allowance.check(
+            1, {"max_leaf_nodes": self.max_leaf_nodes}, "lower max_leaf_nodes or max_depth", self.rounds_setting
+        )
         most = allowance.most_rounds()
         self._schedule = Schedule(
-            self.max_iter, rows, tightest=allowance.tightest(), is_full=most is not None and most < self.max_iter
+            self.rounds, rows, tightest=allowance.tightest(), is_full=most is not None and most < self.rounds
         )
 
     def more_rounds_by(self, rounds: int) -> str:
         """Advice to a user whose fit has ended early."""
-        return f"set max_iter above {rounds:,}"
+        return f"set {self.rounds_setting} above {rounds:,}"
 
     def fewer_replies_by(self) -> list[str]:
-        """The same where parties allow no more replies."""
+        """Settings that need fewer replies in a round, where parties allow no more."""
         return ["lower max_leaf_nodes or max_depth"]
 
     # The fit
 
     def _train(self, relation: Relation, loss: JoinedLoss, watch: Watch) -> tuple[Watched, Array]:
         client = relation.client
-        model = TreeModel(client, loss.rows, self.encoding_, relation.wire, int(self.max_bins))
+        most = int(self.max_bins)
+        model = TreeModel(client, loss.rows, self.encoding_, relation.wire, most, is_mean=self.is_mean)
         self._aliases, self._words = list(model.aliases), dict(model.words)
         growth = Growth(
             SplitRule(float(self.l2_regularization), int(self.min_samples_leaf), float(self.min_gain)),
@@ -214,7 +240,7 @@ class GradientBoosting(Learner):
         asked = [(client, model.tables, Costs(Cost(0, 1), Cost(0, 2)))]
         asked += [] if watch.validation is None else [(watch.validation.client, model.tables, VALIDATION)]
         intercept, self.converged_ = boost(
-            model, loss, growth, self.max_iter, self.seed, watch.of(model), self._sample(relation),
+            model, loss, growth, self.rounds, self.seed, watch.of(model), self._sample(relation),
             partial(_may_ask, asked, _reserve(RoundAllowance(asked).left())),
         )  # fmt: skip
         return model, intercept
@@ -225,8 +251,9 @@ class GradientBoosting(Learner):
         places = {name: (alias, place) for alias, listed in names.items() for place, name in enumerate(listed)}
         widths = {alias: len(listed) for alias, listed in names.items()}
         draw = inside = None
-        if self.max_features < 1:
-            share = max(1, round(self.max_features * len(places)))
+        share = math.sqrt(len(places)) if isinstance(self.max_features, str) else self.max_features * len(places)
+        if share < len(places):
+            share = max(1, round(share))
             draw = partial(_drawn, list(places.values()), share, widths)
         if self.interaction_cst is not None:
             sets = [{self._place(places, name) for name in each} for each in self.interaction_cst]
@@ -259,15 +286,14 @@ class GradientBoosting(Learner):
         share, label = round(PARTS * self.subsample), relation.query.label
         if share == PARTS or label is None:
             return None
-        rows = relation.client.tables[label.alias].rows
+        return self._drawn_rows(relation, label.alias, partial(_some_parts, max(share, 1)))
+
+    def _drawn_rows(self, relation: Relation, alias: str, times: Callable[[np.random.Generator], Counts]) -> Sample:
+        """Rows of a table in 64 parts, of which each round takes some so often."""
+        rows = relation.client.tables[alias].rows
         rng = np.random.default_rng([self.seed, 1])
-        parts = dealt(relation.client, label.alias, rng.permutation(np.arange(rows) % PARTS))
-
-        def draw(number: int) -> NDArray[np.bool_]:
-            chosen = np.random.default_rng([self.seed, 2, number]).permutation(PARTS)[: max(share, 1)]
-            return np.isin(parts, chosen)
-
-        return Sample(label.alias, draw)
+        parts = dealt(relation.client, alias, rng.permutation(np.arange(rows) % PARTS))
+        return Sample(alias, lambda number: times(np.random.default_rng([self.seed, 2, number]))[parts])
 
     def _without_features(self, loss: JoinedLoss) -> dict[str, float]:
         """Loss and metric of the scores that boosting begins with."""
@@ -286,14 +312,7 @@ class GradientBoosting(Learner):
     @property
     def feature_importances_(self) -> dict[str, float]:
         """By ``alias.column``: its share of what all splits gain; 0 for columns that no tree splits by."""
-        trees = self._trees
-        names = self._columns_of(trees.aliases)
-        found = {name: 0.0 for listed in names.values() for name in listed}
-        for tree in (tree for listed in trees.forest for tree in listed):
-            for node in tree.inner:
-                found[names[trees.aliases[tree.tables[node]]][tree.columns[node]]] += float(tree.gains[node])
-        total = sum(found.values())
-        return {name: gain / total for name, gain in found.items()} if total else found
+        return self.importances()
 
     @property
     def trees_(self) -> list[list[dict[str, Any]]]:
@@ -302,10 +321,107 @@ class GradientBoosting(Learner):
         """
         trees = self._trees
         names = self._columns_of(trees.aliases)
-        found = [tree.rows(trees.aliases) for listed in trees.forest for tree in listed]
+        found = [tree.rows(trees.aliases) for listed in trees.final for tree in listed]
         for node in (node for tree in found for node in tree):
             node["column"] = names[node["table"]][node["column"]] if node["table"] is not None else None
         return found
+
+    def importances(self, kind: Literal["gain", "cover"] = "gain") -> dict[str, float]:
+        """By ``alias.column``: its share of what all splits gain, or of the joined rows that they split."""
+        if kind not in ("gain", "cover"):
+            raise LearnError(f"importances: kind is 'gain' or 'cover', not {kind!r}; see permutation_importances too")
+        trees = self._trees
+        names = self._columns_of(trees.aliases)
+        found = {name: 0.0 for listed in names.values() for name in listed}
+        for tree in (tree for listed in trees.forest for tree in listed):
+            weights = tree.gains if kind == "gain" else tree.counts
+            for node in tree.inner:
+                found[names[trees.aliases[tree.tables[node]]][tree.columns[node]]] += float(weights[node])
+        total = sum(found.values())
+        return {name: each / total for name, each in found.items()} if total else found
+
+    @names_checked
+    def permutation_importances(self, relation: Relation, *, repeats: int = 5) -> dict[str, float]:
+        """By ``alias.column``: how much `score` falls if the column's values change places among the joined rows.
+
+        It is the mean of so many ``repeats``. Parties are asked once: the bits of splits by the column change places.
+        """
+        if not COUNT.fits(repeats):
+            raise LearnError(f"permutation_importances: repeats is {COUNT.allowed}, not {repeats!r}")
+        labels, bits = self._labels_and_bits(relation, "permutation_importances")
+        trees, rows = self._trees, relation.client.rows.of_scores(self._trees.outputs)
+        *_, before = self._stages(rows, bits)
+        best, found, rng = self._scored(labels, before), dict[str, float](), np.random.default_rng([self.seed, 4])
+        for table, names in enumerate(self._columns_of(trees.aliases).values()):
+            for column, name in enumerate(names):
+                fallen = 0.0
+                for _ in range(repeats):
+                    order = rng.permutation(len(rows))
+                    change = changes(rows, trees.final, trees.aliases, bits, (table, column), order)
+                    fallen += best - self._scored(labels, before + change.reshape(before.shape))
+                found[name] = fallen / repeats
+        return found
+
+    @names_checked
+    def staged_evaluate(self, relation: Relation) -> Records:
+        """The metrics of `evaluate` after each round; parties are asked once."""
+        labels, bits = self._labels_and_bits(relation, "staged_evaluate")
+        rows = relation.client.rows.of_scores(self._trees.outputs)
+        stages = self._stages(rows, bits)
+        return Records(
+            {"round": number, **self._measured(labels, self._predicted(scores))}
+            for number, scores in enumerate(stages, start=1)
+        )
+
+    def _labels_and_bits(self, relation: Relation, verb: str) -> tuple[NDArray[Any], Bits]:
+        """Labels of the joined rows, and the bits of all splits."""
+        self.check_relation(relation, verb)
+        label = label_of(relation)
+        asked = self._ask_labels(relation.client, label)
+        apply_encoding(relation.client, self.encoding_)
+        bits = self._trees.all_bits(relation.client)
+        labels = self._labels(relation.client, label, asked, "here")
+        self._note_labels(relation)
+        return labels, bits
+
+    def _stages(self, rows: JoinedRows, bits: Bits) -> Iterator[Array]:
+        """Scores of joined rows after each round, the last of which are those of the model."""
+        trees = self._trees
+        intercept = self.intercept_[0] if trees.outputs == 1 else self.intercept_
+        rows.set_scores(np.zeros(len(rows)) if trees.outputs == 1 else np.zeros((len(rows), trees.outputs), order="F"))
+        for number, listed in enumerate(trees.forest, start=1):
+            add_scores(rows, [listed], trees.aliases, bits, dict.fromkeys(trees.aliases, 0))
+            scores = rows.at_once(_scores_of)
+            yield intercept + (scores / number if trees.is_mean else scores)
+
+    def _scored(self, labels: NDArray[Any], scores: Array) -> float:
+        found = self._measured(labels, self._predicted(scores))
+        return float(found["accuracy" if self.learns_classes else "r2"])
+
+    @names_checked
+    def plot(
+        self, path: str | Path | None = None, *, kind: Literal["history", "importances", "tree"] = "history",
+        tree: int = 0,
+    ) -> Figure | None:  # fmt: skip
+        """Draw loss and metric by round, or shares of columns in what splits gain, or one tree: into a .png, .svg or
+        .pdf file, or as a figure of matplotlib, which a notebook shows.
+        """
+        if kind == "history":
+            return super().plot(path)
+        if kind not in ("importances", "tree"):
+            raise LearnError(f"plot: kind is 'history', 'importances' or 'tree', not {kind!r}")
+        if kind == "importances":
+            figure = draw_importances(self.feature_importances_, f"{type(self).__name__}: what splits gain")
+        else:
+            listed = self.trees_
+            if not 0 <= tree < len(listed):
+                raise LearnError(f"plot: tree is a number from 0 to {len(listed) - 1}, not {tree!r}")
+            figure = draw_tree(listed[tree], f"{type(self).__name__}: tree {tree}")
+        if path is None:
+            return figure
+        check_kind(Path(path))
+        write(figure, Path(path))
+        return None
 
     @names_checked
     def contributions(self, relation: Relation, *, by: Literal["table", "column"] = "table") -> Array:
@@ -327,7 +443,7 @@ class GradientBoosting(Learner):
         self.contribution_names_ = [*listed, "base"]
         apply_encoding(client, self.encoding_)
         bits = trees.all_bits(client)
-        found = contributions(client.rows, trees.forest, trees.aliases, bits, groups, trees.outputs)
+        found = contributions(client.rows, trees.final, trees.aliases, bits, groups, trees.outputs)
         found[:, -1] += self.intercept_
         return found[..., 0] if trees.outputs == 1 else found
 
@@ -353,9 +469,7 @@ class GradientBoosting(Learner):
             ]
         ]
         columns = Columns([name for each in names.values() for name in each], sizes, first)
-        text = xgboost_json(
-            trees.forest, trees.aliases, trees.parameters(), columns, self._objective(), self.intercept_
-        )
+        text = xgboost_json(trees.final, trees.aliases, trees.parameters(), columns, self._objective(), self.intercept_)
         try:
             Path(path).write_text(text, encoding="utf-8")
         except OSError as error:
@@ -385,7 +499,10 @@ class GradientBoosting(Learner):
     def saved(self, stored: Stored, engine: Engine, wire: str) -> Any:
         """A model with the stored splits, for predictions only."""
         outputs = len(self.intercept_)
-        return SavedTrees(self._forest, self._aliases, self._words, outputs, self.encoding_, stored, engine, wire)
+        return SavedTrees(
+            self._forest, self._aliases, self._words, outputs, self.encoding_, stored, engine, wire,
+            is_mean=self.is_mean,
+        )  # fmt: skip
 
 
 @learner
@@ -435,6 +552,10 @@ class GradientBoostingRegressor(Regressor, GradientBoosting):
         return np.exp(scores) if self.loss in ("poisson", "gamma") else scores
 
 
+def _scores_of(block: Block) -> Array:
+    return np.array(block[SCORES])
+
+
 def _squared_errors(block: Block, has_logs: bool) -> float:
     predicted = np.exp(block[SCORES]) if has_logs else block[SCORES]
     away = (predicted - block.labels) ** 2
@@ -445,20 +566,15 @@ def _least_and_sum(block: Block) -> tuple[float, float]:
     return float(block.labels.min()), float(block.labels.sum(dtype=np.float64))
 
 
-@learner
-class GradientBoostingClassifier(Classifier, GradientBoosting):
-    """Classification of two or more classes by boosted trees."""
+class WeightedClasses(Classifier):
+    """A classifier whose classes may have weights."""
 
-    loss: str = setting(default="log_loss", kind=LOG_LOSS, help="what is minimised")
     class_weight: Mapping[Any, float] | str | None = setting(
         default=None,
         kind=WEIGHTS,
         help="how much rows of a class count; `'balanced'`: rows of all classes together as much",
         in_files=False,
     )
-
-    def _objective(self) -> str:
-        return "binary:logistic" if len(self.classes_) == 2 else "multi:softprob"
 
     def _prepare(self, client: Client, label: OutputColumn, asked: Pending) -> JoinedLoss:
         self._by_class: tuple[float, ...] | None = None
@@ -484,6 +600,16 @@ class GradientBoostingClassifier(Classifier, GradientBoosting):
         return replace(loss, pointwise=ClassWeighted(loss.pointwise, self._by_class or ()))
 
 
+@learner
+class GradientBoostingClassifier(WeightedClasses, GradientBoosting):
+    """Classification of two or more classes by boosted trees."""
+
+    loss: str = setting(default="log_loss", kind=LOG_LOSS, help="what is minimised")
+
+    def _objective(self) -> str:
+        return "binary:logistic" if len(self.classes_) == 2 else "multi:softprob"
+
+
 def _count_classes(block: Block, classes: int) -> NDArray[np.intp]:
     return np.bincount(block.labels, minlength=classes)
 
@@ -501,6 +627,11 @@ def _may_ask(asked: Sequence[tuple[Client, Iterable[str], Costs]], reserve: int)
 def _columns_of(encoding: Encoding, alias: str) -> list[OutputColumn]:
     numbers, categories = encoding.numbers[alias], encoding.categories[alias]
     return [*(each.column for each in numbers), *(each.column for each in categories)]
+
+
+def _some_parts(share: int, rng: np.random.Generator) -> Counts:
+    """So many of the parts once, the others not at all."""
+    return (rng.permutation(PARTS) < share).astype(np.int64)
 
 
 def _drawn(places: Sequence[tuple[str, int]], share: int, widths: Mapping[str, int], seed: int, node: int) -> Masks:

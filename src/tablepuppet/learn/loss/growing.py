@@ -1,4 +1,4 @@
-"""Losses for trees: absolute error, quantiles, counts (Poisson), positive numbers (gamma).
+"""Losses for trees: absolute error, quantiles, counts (Poisson), positive numbers (gamma), shares of classes.
 
 They are those of scikit-learn's gradient boosting. Scores of Poisson and gamma are logarithms of predictions. The
 Hessian of absolute errors and quantiles is taken as 1; the values of leaves are then quantiles of what is left.
@@ -29,7 +29,7 @@ class Pointwise:
     @property
     def gradient(self) -> Scores:
         """The derivative by each score."""
-        return self.slope.copy() if self.weights is None else self.slope * self.weights
+        return self.slope.copy() if self.weights is None else (self.slope.T * self.weights).T
 
     @property
     def hessian(self) -> EqualWeights | RowWeights:
@@ -120,6 +120,38 @@ class Gamma(Poisson):
     def check(self, least: float, total: float) -> str:
         """Positive numbers."""
         return "" if least > 0 else "loss='gamma' needs labels above 0"
+
+
+@dataclass(frozen=True)
+class Shares(TreeLoss):
+    """Half the squared error of scores as shares of classes: what is gained is the Gini impurity.
+
+    Of two classes there is one score, the share of the second.
+    """
+
+    classes: int
+
+    @property
+    def outputs(self) -> int:  # type: ignore[override]
+        """Scores per row."""
+        return 1 if self.classes == 2 else self.classes
+
+    def evaluate(
+        self, scores: Scores, labels: Labels, kept: Scores | None = None, weights: Weights | None = None
+    ) -> Pointwise:
+        """The gradient is the error of each share."""
+        wanted = labels == 1 if self.classes == 2 else labels[:, None] == np.arange(self.classes)
+        slope = scores - wanted
+        losses = slope**2 / 2 if slope.ndim == 1 else (slope**2).sum(axis=1) / 2
+        return Pointwise(float(losses.sum() if weights is None else weights @ losses), slope, None, weights)
+
+    def label_sums(self, labels: Labels, weights: Weights | None = None) -> Array:
+        """Rows of each class."""
+        return np.bincount(labels, weights, self.classes).astype(np.float64)
+
+    def best_constant(self, sums: Array, rows: int) -> Array:
+        """The share of each class."""
+        return sums[1:] / rows if self.classes == 2 else sums / rows
 
 
 @dataclass(frozen=True)

@@ -1,5 +1,7 @@
 """Gradient boosting over joined rows: a tree for each score follows the gradient of the loss at the scores so far.
 
+The trees of a forest all follow that at constant scores, and are averaged.
+
 Scores, gradients and the nodes of joined rows are columns of `JoinedRows`; leaves get their values here.
 """
 
@@ -12,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tablepuppet.arrays import Array, Codes
-from tablepuppet.learn.loss.growing import Quantile
+from tablepuppet.learn.loss.growing import Quantile, Shares
 from tablepuppet.learn.loss.joined_loss import JoinedLoss
 from tablepuppet.learn.loss.losses import Loss, Squared
 from tablepuppet.learn.rounds import Round
@@ -21,13 +23,15 @@ from tablepuppet.learn.trees.model import TreeModel
 from tablepuppet.learn.trees.splits import stored
 from tablepuppet.mapping.joined_rows import SCORES, Block, JoinedRows
 
+SUMMED = "sum of trees"
+
 
 @dataclass(frozen=True)
 class Sample:
     """The rows of one table that a round learns from: drawn anew in each."""
 
     alias: str
-    draw: Callable[[int], NDArray[np.bool_]]  # by round, over the table's base rows
+    draw: Callable[[int], NDArray[np.integer | np.bool_]]  # by round: how often each base row is taken
 
 
 def first_scores(loss: JoinedLoss) -> Array:
@@ -56,9 +60,14 @@ def boost(
     )  # fmt: skip
     for column in (SLOPES, CURVATURES):
         rows.reserve(column, outputs)
+    if model.is_mean:
+        rows.reserve(SUMMED, outputs)
+        rows.each(_begin_sum)
     for number in range(rounds):
         if not may_ask():
             break
+        if model.is_mean:
+            loss.set_constant(constant)
         if sample is None:
             rows.each(_derive, loss.pointwise)
         else:
@@ -82,9 +91,12 @@ def boost(
         }
         model.add(trees, shared)
         for output, own in enumerate(leaves):
-            rows.each(_add_leaves, output, own, np.array([values.get(n, 0.0) for n in range(len(own))]))
+            scores = np.array([values.get(n, 0.0) for n in range(len(own))])
+            rows.each(_add_leaves, SUMMED if model.is_mean else SCORES, output, own, scores)
+        if model.is_mean:
+            rows.each(_take_mean, constant, number + 1)
         value = loss.evaluate()
-        stuck = not any(chosen)
+        stuck = not any(chosen) and not model.is_mean
         if report(Round(number + 1, value, value, constant, converged=stuck)) or stuck:
             break
     return constant, stuck
@@ -121,7 +133,7 @@ def _derive(block: Block, loss: Loss) -> None:
     block.stored[CURVATURES][:] = hessian[None] if hessian.ndim == 1 else hessian.T
 
 
-def _derive_sampled(block: Block, loss: Loss, alias: str, chosen: NDArray[np.bool_]) -> None:
+def _derive_sampled(block: Block, loss: Loss, alias: str, chosen: NDArray[np.integer | np.bool_]) -> None:
     _derive(block, loss)
     inside = block.taken(alias, chosen)[:, 0]
     for column in (SLOPES, CURVATURES):
@@ -129,8 +141,17 @@ def _derive_sampled(block: Block, loss: Loss, alias: str, chosen: NDArray[np.boo
     block.stored[SAMPLED][:] = inside
 
 
-def _add_leaves(block: Block, output: int, leaves: Codes, values: Array) -> None:
-    scores = block.stored[SCORES, output]
+def _begin_sum(block: Block) -> None:
+    block.stored[SUMMED][:] = 0.0
+
+
+def _take_mean(block: Block, constant: Array, trees: int) -> None:
+    np.divide(block.stored[SUMMED], trees, out=block.stored[SCORES])
+    block.stored[SCORES][:] += constant[:, None]
+
+
+def _add_leaves(block: Block, column: str, output: int, leaves: Codes, values: Array) -> None:
+    scores = block.stored[column, output]
     scores += values.take(leaves.take(block.stored[NODES, output]))
 
 
@@ -168,7 +189,7 @@ def _weighted_quantile(values: Array, weights: Array | None, quantile: float) ->
 
 def constant_hessian(rows: JoinedRows, loss: Loss) -> bool:
     """Whether Hessians are 1 for every row, so that they need not be sent."""
-    return isinstance(loss, Squared | Quantile) and rows.at_once(_has_no_weights)
+    return isinstance(loss, Squared | Quantile | Shares) and rows.at_once(_has_no_weights)
 
 
 def _has_no_weights(block: Block) -> bool:

@@ -157,7 +157,7 @@ def bin_rows(table: LocalTable, view: str, encoding: str, max_bins: Bins, cuts: 
         raise PartyError(f"party {table.grant.party!r}: cuts must rise")
     rows, numbers = cells.numbers.shape
     check_memory(rows * (numbers + len(cells.codes)))
-    bins = np.empty((rows, numbers + len(cells.codes)), np.uint8, order="F")
+    bins = np.empty((rows, numbers + len(cells.codes)), np.uint8)
     found = []
     for column, values in enumerate(cells.numbers.T):
         check_time()

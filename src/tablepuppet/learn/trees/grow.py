@@ -20,6 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tablepuppet.arrays import Array, Codes, Words
+from tablepuppet.learn.trees.party import without
 from tablepuppet.learn.trees.splits import (
     COUNT,
     GRADIENT,
@@ -176,7 +177,7 @@ class Grower:
         self.trips += 1
         answered = level.answered
         limits = {node.number: self._limits(node) for node in answered}
-        sums = {alias: self._grouped(alias, level) for alias in self.aliases}
+        sums = self._grouped(level)
         asked = {
             alias: self._ask_split(alias, level, sums[alias], limits)
             if alias not in self.together
@@ -189,9 +190,9 @@ class Grower:
             else:
                 self._read_splits(alias, answered, pending)
 
-    def _grouped(self, alias: str, level: Level) -> GroupedSums:
-        """Sums by base row and node, of all nodes that are built."""
-        found = []
+    def _grouped(self, level: Level) -> dict[str, GroupedSums]:
+        """By table, sums by base row and node, of all nodes that are built."""
+        found: dict[str, list[GroupedSums]] = {alias: [] for alias in self.aliases}
         for output in dict.fromkeys(node.output for node in level.built):
             own = [node for node in level.built if node.output == output]
             groups = np.full(len(self._nodes), -1, np.int32)
@@ -201,16 +202,10 @@ class Grower:
             columns: list[Any] = [(SLOPES, output)]
             columns += [] if self.growth.is_constant and not self.sampled else [(CURVATURES, output)]
             columns += [(SAMPLED, 0)] if self.sampled else []
-            found.append(self.rows.sums_by(alias, (GROUPS, 0), len(own), columns))
-        if len(found) == 1:
-            return found[0]
-        are_once = found[0].counts is None
-        return GroupedSums(
-            np.concatenate([each.rows for each in found]),
-            np.concatenate([each.sizes for each in found]),
-            None if are_once else np.concatenate([each.counts for each in found if each.counts is not None]),
-            np.concatenate([each.sums for each in found]),
-        )
+            grouped = self.rows.grouped((GROUPS, 0), len(own), columns)
+            for alias, listed in found.items():
+                listed.append(self.rows.sums_by(alias, grouped))
+        return {alias: _together(listed) for alias, listed in found.items()}
 
     def _sent(self, alias: str, level: Level, sums: GroupedSums, shard: ShardRows) -> dict[str, Any]:
         """What a shard is sent of sums by its base rows."""
@@ -242,7 +237,7 @@ class Grower:
             if sibling is not None and parent is not None:
                 others = known[parent.number]
                 assert others is not None, "parents come first"
-                known[sibling.number] = np.setdiff1d(others, own) if once else others
+                known[sibling.number] = without(others, own, len(shard.row_ids)) if once else others
         size = sum(-(-len(rows) // 8) for node in answered if (rows := known[node.number]) is not None)
         given = self._sent(alias, level, sums, shard) | {
             "model": self.name,
@@ -411,6 +406,19 @@ class Grower:
         given = {alias: {"nodes": np.array([node.number for node in won[alias]], np.int32)} for alias in alone}
         self.lou.ask("trees.keep", alone, by_alias=given, encoding=self.encoding, model=self.name)
         return won
+
+
+def _together(listed: Sequence[GroupedSums]) -> GroupedSums:
+    """Sums of outputs, one after the other."""
+    if len(listed) == 1:
+        return listed[0]
+    counts = [each.counts for each in listed if each.counts is not None]
+    return GroupedSums(
+        np.concatenate([each.rows for each in listed]),
+        np.concatenate([each.sizes for each in listed]),
+        np.concatenate(counts) if counts else None,
+        np.concatenate([each.sums for each in listed]),
+    )
 
 
 def _narrow(counts: NDArray[np.integer]) -> NDArray[np.integer]:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -37,12 +38,20 @@ class TreeOutputs(TableOutputs):
     forest: list[list[Tree]]  # by round, then by output
     aliases: Sequence[str]  # that trees count tables by
     words: Mapping[str, int]  # numbers that categories of a split take, by table
+    is_mean: bool = False  # of a forest: scores are means of trees, not sums
     _outputs: int
 
     @property
     def outputs(self) -> int:
         """Scores per joined row."""
         return self._outputs
+
+    @property
+    def final(self) -> list[list[Tree]]:
+        """The trees, with leaves whose sum is the score."""
+        if not self.is_mean:
+            return self.forest
+        return [[replace(tree, values=tree.values / len(self.forest)) for tree in trees] for trees in self.forest]
 
     def splits_of(self, alias: str, rounds: int | None = None) -> int:
         """How many splits a table has in the first rounds; None: in all."""
@@ -101,14 +110,17 @@ class TreeOutputs(TableOutputs):
         bits, firsts = self.all_bits(client), dict.fromkeys(self.aliases, 0)
         rows.reserve(SCORES)
         rows.each(_to_zero)
-        add_scores(rows, self.forest, self.aliases, bits, firsts)
+        add_scores(rows, self.final, self.aliases, bits, firsts)
 
 
 class TreeModel(Holders, TreeOutputs):
     """Trees that are being learned."""
 
-    def __init__(self, client: Client, rows: JoinedRows, encoding: Encoding, wire: str, max_bins: int):
+    def __init__(
+        self, client: Client, rows: JoinedRows, encoding: Encoding, wire: str, max_bins: int, *, is_mean: bool = False
+    ):
         super().__init__(client, encoding, wire)
+        self.is_mean = is_mean
         self._outputs, self.forest, self.aliases = rows.outputs, [], self.tables
         read_cells(client, encoding, learned=True)
         self.lou.ask("trees.bin", self.alone, encoding=encoding.id, max_bins=max_bins)
@@ -162,6 +174,8 @@ class TreeModel(Holders, TreeOutputs):
         rows.each(_to_zero)
         add_scores(rows, self.forest[done:], self.aliases, bits, firsts)
         rows.each(_remember)
+        if self.is_mean:
+            rows.each(_divide, len(self.forest))
         self._validated = rows, len(self.forest)
 
     def nothing(self, alias: str, shard: ShardRows) -> Any:
@@ -197,9 +211,10 @@ class SavedTrees(Saved, TreeOutputs):
 
     def __init__(
         self, forest: list[list[Tree]], aliases: Sequence[str], words: Mapping[str, int], outputs: int,
-        encoding: Encoding, stored: Stored, engine: Engine, wire: str,
+        encoding: Encoding, stored: Stored, engine: Engine, wire: str, *, is_mean: bool,
     ):  # fmt: skip
         Saved.__init__(self, encoding, stored, engine, wire)
+        self.is_mean = is_mean
         self.forest, self.aliases, self.words, self._outputs = forest, aliases, words, outputs
 
 
@@ -240,3 +255,7 @@ def _start(block: Block) -> None:
 def _remember(block: Block) -> None:
     block.stored[BOOSTED][:] += block.stored[SCORES]
     block.stored[SCORES][:] = block.stored[BOOSTED]
+
+
+def _divide(block: Block, trees: int) -> None:
+    block.stored[SCORES][:] /= trees

@@ -22,8 +22,8 @@ from tablepuppet.arrays import Array
 from tablepuppet.errors import PartyError
 from tablepuppet.learn.tables.parameters import TableParameters, hold_parameters, parameters_of
 from tablepuppet.learn.trees.cells import BinnedRows, bins_of, cells_of
+from tablepuppet.learn.trees.histogram import histograms
 from tablepuppet.learn.trees.splits import (
-    COUNT,
     HEAD,
     ROWS,
     Count,
@@ -104,23 +104,12 @@ class Asked:
         width, nodes = table.binned.missing + 1, len(self.built)
         kinds = ROWS + 1 if with_rows else ROWS
         check_memory(8 * nodes * table.binned.columns * width * kinds)
-        found = np.zeros((nodes, table.binned.columns, width, kinds))
-        at = np.repeat(np.arange(nodes) * width, self.sizes)
-        values = self.rows.astype(np.float64)
-        counts = None if self.counts is None else self.counts.astype(np.float64)
-        firsts = table.view.firsts.astype(np.float64) if with_rows else None
-        here = slice(None) if self.places is None else self.places
-        for column in range(table.binned.columns):
-            check_time()
-            codes = table.bins[:, column][here] + at
-            for kind in range(values.shape[1]):
-                found[:, column, :, kind] = np.bincount(codes, values[:, kind], nodes * width).reshape(nodes, width)
-            found[:, column, :, COUNT] = np.bincount(codes, counts, nodes * width).reshape(nodes, width)
-            if firsts is not None:
-                found[:, column, :, ROWS] = np.bincount(codes, firsts[here], nodes * width).reshape(nodes, width)
-        if values.shape[1] == 1:
-            found[..., 1] = found[..., COUNT]
-        return found
+        places = np.arange(len(table.bins), dtype=np.int32) if self.places is None else self.places
+        counts = np.ones(len(places)) if self.counts is None else self.counts
+        kept = [*self.rows.T, counts, *([table.view.firsts[places]] if with_rows else [])]
+        values = np.stack(kept, axis=1, dtype=np.float64, casting="unsafe")
+        found = histograms(table.bins, places, self.sizes, values, width)
+        return found if self.rows.shape[1] == 2 else found[..., [0, 1, *range(1, kinds - 1)]]
 
 
 @dataclass
@@ -184,7 +173,7 @@ def split(
         made[node] = own, at
         if sibling >= 0:
             others = growing.rows[parent]
-            made[sibling] = growing.sums[parent] - own, np.setdiff1d(others, at) if once else others
+            made[sibling] = growing.sums[parent] - own, without(others, at, len(data.bins)) if once else others
     found = {
         node: _best(own, data, rule, min_group, _limits(place, allowed, signs, ranges))
         for place, (node, (own, _)) in enumerate(made.items())
@@ -204,6 +193,13 @@ def split(
         "columns": np.array([each.column for each in found.values()], np.int32),
         "left": np.concatenate([np.zeros(0, np.uint8), *left]),
     }
+
+
+def without(rows: Whole, others: Whole, size: int) -> Whole:
+    """Rows that are not among the others; all are below ``size``."""
+    kept = np.ones(size, bool)
+    kept[others] = False
+    return rows[kept[rows]]
 
 
 def _no_split(nodes: int, bytes: int) -> Values:

@@ -61,10 +61,16 @@ class Tree:
             found[node] = found[self.left[node]] | found[self.right[node]]
         return found
 
-    def open_leaves(self, table: int, bits: NDArray[np.uint8], first: int) -> Words:
-        """The leaves that the splits of one table leave open, (base rows, words); its bits begin at split ``first``."""
+    def open_leaves(
+        self, table: int, bits: NDArray[np.uint8], first: int = 0, nodes: NDArray[np.bool_] | None = None
+    ) -> Words:
+        """The leaves that the splits of one table leave open, (base rows, words); its bits begin at split ``first``.
+
+        Only some ``nodes`` of the table count, if they are given.
+        """
         found = np.broadcast_to(self.below[0], (len(bits), self.words)).copy()
-        for node in np.flatnonzero(self.tables == table):
+        own = self.tables == table
+        for node in np.flatnonzero(own if nodes is None else own & nodes):
             place = int(self.splits[node]) - first
             is_left = (bits[:, place >> 3] >> (place & 7) & 1).astype(bool)
             closed = np.where(is_left[:, None], self.below[self.right[node]], self.below[self.left[node]])

@@ -1,0 +1,1 @@
+"""Boosted trees beside XGBoost, LightGBM and scikit-learn on the pooled join."""
