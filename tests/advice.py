@@ -92,9 +92,11 @@ def _text(node: ast.AST) -> str:
 
 
 def _no_errors(tree: ast.AST) -> Iterator[ast.AST]:
-    """Texts that are no errors: docstrings, and help of settings; and parts of texts."""
+    """Texts that are no errors: docstrings, types, and help of settings; and parts of texts."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Expr):
             yield node.value
+        elif isinstance(node, ast.Call) and ast.unparse(node.func) == "cast":
+            yield node.args[0]
         elif isinstance(node, ast.JoinedStr) or (isinstance(node, ast.keyword) and node.arg in ("help", "description")):
             yield from (each for each in ast.walk(node) if each is not node)

@@ -621,7 +621,7 @@ OTHERS = {
     "cannot be written ({}); name another one": "a folder that the user may not write, which root may",
     "errors are too large to be added up; learn the label in a larger unit": "as labels that are too large, of prep",
     "take another solver": PART,
-    "set max_iter above {}": "what a warning says after a fit, not a refusal",
+    "set {} above {}": "what a warning says after a fit, not a refusal",
     "lower max_leaf_nodes or max_depth": PART,
     "have no form with noise; leave feature_epsilon out": NOTHING_ASKED,
     "leave out the prep steps of its numbers, or write them in SELECT": "refused in tests/learn/test_trees.py",
