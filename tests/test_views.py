@@ -120,6 +120,7 @@ def test_what_has_no_row_of_the_table(fed: tp.Federation) -> None:
     model = tp.LinearRegression().fit(relation)
     with pytest.raises(tp.PartyError, match="rows of a subquery over 'orders' have no columns"):
         model.predict(relation, ids=["f.n"])
+    assert len(model.predict(relation, ids=["c.id"])) == len(relation)
     with pytest.raises(tp.PartyError, match="rows of a subquery over 'orders' are no rows"):
         model.predict(relation, deliver_to="shop")
     noise = tp.Privacy(feature_epsilon=1.0)
