@@ -167,6 +167,6 @@ class SolverLearner(Learner):
         return f"{advice}, or take another solver"
 
     def fewer_replies_by(self) -> list[str]:
-        """The same where parties allow no more replies."""
+        """Settings that need fewer replies in a round, where parties allow no more."""
         larger = ["make batch_size larger"] if isinstance(self.solving, SGD) else []
         return [*larger, "take another solver"]

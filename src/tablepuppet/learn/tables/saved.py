@@ -66,7 +66,7 @@ class Saved(TableOutputs):
         """Ask for outputs, and count those with noise."""
         read = super().ask_outputs(client, aliases, instead)
         if self.noise and self.spent is not None:
-            self.spent.images += 1
+            self.spent.predicted += 1
         return read
 
     def parameters(self) -> dict[str, Array]:
