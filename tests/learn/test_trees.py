@@ -374,6 +374,24 @@ def test_samples_stops_and_seeds(store: tuple[tp.Federation, Parties]) -> None:
     assert own.fit(relation).best_round_ < len(own.history_) < 60
 
 
+def test_a_fit_goes_on(store: tuple[tp.Federation, Parties]) -> None:
+    """With `warm_start` two fits are one, also after an early stop and of forests; over other rows it is refused."""
+    fed, _ = store
+    relation = fed.sql(SELECT.format("returned"), label="returned")
+    train, test = relation.split(0.3)
+    for made, name in ((tp.GradientBoostingClassifier, "max_iter"), (tp.RandomForestClassifier, "n_estimators")):
+        settings: dict[str, Any] = {"max_depth": 3, "seed": 3}
+        whole: Any = made(**settings, **{name: 6}).fit(train, validation=test)
+        model: Any = made(**settings, **{name: 3}, warm_start=True).fit(train, validation=test)
+        model.set_params(**{name: 6}).fit(train, validation=test)
+        np.testing.assert_allclose(model.predict_proba(test), whole.predict_proba(test), rtol=1e-12)
+        assert [each["loss"] for each in model.history_] == pytest.approx([each["loss"] for each in whole.history_])
+        with pytest.raises(tp.LearnError, match=f"set {name} above"):
+            model.fit(train, validation=test)
+        with pytest.raises(tp.LearnError, match="over the relation of the fit before"):
+            model.set_params(**{name: 9}).fit(relation)
+
+
 def test_one_trip_a_level(store: tuple[tp.Federation, Parties]) -> None:
     """Of tables with one shard; all classes share it, and nothing as long as the joined rows travels."""
     fed, _ = store
