@@ -47,9 +47,7 @@ def test_refusals_are_those_of_the_learner(tmp_path: Path) -> None:
     with pytest.raises(tp.LearnError, match="no label"):
         Centralized(tp.LinearRegression()).fit(fed.sql(f"SELECT {ALL} {JOIN}"))
     with pytest.raises(tp.LearnError, match="not known"):
-        Centralized(tp.LinearRegression(solver="newton")).fit(  # type: ignore[arg-type]
-            fed.sql(f"SELECT {ALL}, o.paid {JOIN}", label="paid")
-        )
+        Centralized(tp.LinearRegression(solver="newton")).fit(fed.sql(f"SELECT {ALL}, o.paid {JOIN}", label="paid"))
     for wrong in ("linear", tp.SplitNNRegressor()):
         with pytest.raises(tp.LearnError, match=rf"trains linear models and tp.MLP\*, not {type(wrong).__name__}"):
             Centralized(wrong).fit(fed.sql(f"SELECT {ALL}, o.paid {JOIN}", label="paid"))  # type: ignore[arg-type]

@@ -123,7 +123,7 @@ def networks(folder: Path) -> dict[str, Any]:
             figures["centralised"] = Centralized(tp.MLPRegressor(hidden=(16,), rounds=30)).fit(train).evaluate(test)
         for solver, rounds in (("admm", 30), ("lbfgs", 30), ("sgd", 3)):
             start = time.perf_counter()
-            model = tp.MLPRegressor(hidden=(16,), solver=solver, rounds=rounds).fit(train)  # type: ignore[arg-type]
+            model = tp.MLPRegressor(hidden=(16,), solver=solver, rounds=rounds).fit(train)
             found = model.evaluate(test) | {"rounds": len(model.history_), "seconds": time.perf_counter() - start}
             found["test_ratio"] = found["rmse"] / figures["centralised"]["rmse"]
             figures[f"{solver}, {shards} shards"] = found

@@ -48,7 +48,7 @@ def _network(solver: Any, privacy: tp.Privacy | None) -> Any:
 def bare_rmse(model: Any, test: tp.Relation) -> float:
     """The RMSE of the model itself on true labels: they are at hand here, and predictions without noise too."""
     if model._promise is not None:
-        model._promise.noise.image = None
+        model._promise.noise.prediction = None
     return float(model.evaluate(test, at_party=True)["rmse"])
 
 

@@ -225,7 +225,7 @@ class Relation(Statistics):
         return Relation(self._session, self.joined_rows, self.prep, shares=True)
 
     def fit_private_encoding(self, noise: EncoderNoise) -> Encoding:
-        """The same from a policy's bounds and lists, or from statistics with noise."""
+        """Fit encoders from a policy's bounds and lists, or from statistics with noise."""
         return fit_encoding(self.client, self.prep, self.max_categories, self.events, noise)
 
     def __len__(self) -> int:

@@ -14,7 +14,7 @@ from tablepuppet.learn.private.feature_promise import StepPromise
 from tablepuppet.party.local_table import LocalTable
 from tablepuppet.privacy.accountant import Spending, gaussian_epsilon
 from tablepuppet.privacy.noise_plan import TAIL_DELTA
-from tests.learn.materialised import predictions, side_by_side
+from tests.learn.materialised import ALL, JOIN, predictions, shop, side_by_side
 from tests.relations import federation
 
 torch: Any = pytest.importorskip("torch", reason="networks need the extra `deep`")
@@ -85,6 +85,31 @@ def test_epsilon_is_finite_where_representations_have_noise_too(relation: tp.Rel
     assert model.privacy_["epsilon"] > first
 
 
+def test_shards_of_a_table_add_up_noisy_steps(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Every shard is charged for every step, with the multiplier of its table; the model predicts, also once loaded."""
+    charged: dict[tuple[str, str], list[Spending]] = {}
+
+    def charge(table: LocalTable, cost: Spending, purpose: str, *_: Any) -> None:
+        if purpose == "gradient":
+            charged.setdefault((table.snapshot.scan.alias, table.grant.party), []).append(cost)
+
+    monkeypatch.setattr(LocalTable, "charge", charge)
+    fed = federation(tmp_path, shop(2), wire="float64")
+    relation = fed.sql(f"SELECT {ALL}, o.returned {JOIN}", label="returned")
+    privacy = tp.Privacy(feature_epsilon=200.0, prediction_epsilon=200.0, delta=DELTA)
+    model = tp.FedOnceClassifier(**SETTINGS, wire="float16", privacy=privacy).fit(relation)
+    promise = model._promise
+    assert isinstance(promise, StepPromise)
+    assert len(charged) == 6, "two shards of three tables"
+    for (alias, _), costs in charged.items():
+        stated = np.array(Spending.of_gaussian(promise.noise.multipliers[alias]).gaussian)
+        np.testing.assert_allclose(np.array([cost.gaussian for cost in costs]), np.tile(stated, (promise.steps, 1)))
+    assert max(table["epsilon_given_messages"] for table in model.privacy_["tables"].values()) <= 200.0
+    assert model.history_[-1]["loss"] < math.log(2)
+    model.save(tmp_path / "model")
+    assert predictions(tp.load(tmp_path / "model", fed), relation).shape == predictions(model, relation).shape
+
+
 def test_it_learns(relation: tp.Relation) -> None:
     """With little noise it is better than a constant on its rows; epsilon grows round by round."""
     privacy = tp.Privacy(delta=DELTA, feature_epsilon=50.0)
@@ -99,7 +124,8 @@ def test_it_learns(relation: tp.Relation) -> None:
         ({"method": "pca"}, "method='pca'"),
         ({"rounds": 3}, "cannot have noise on features with rounds=3: leave one of them out"),
         ({"noise": 0.5}, "prediction_epsilon"),
-        ({"bottom": tp.bottom.cnn(shape=(1, 3), channels=())}, "other than mlp"),
+        ({"bottom": tp.bottom.cnn(shape=(1, 3), channels=())}, "other than mlp.*has no bound"),
+        ({"lag": 5.0}, "lag=5"),
     ],
 )
 def test_what_has_no_form_with_noise_is_refused(relation: tp.Relation, settings: Any, match: str) -> None:

@@ -36,7 +36,7 @@ def shop(folder: Path) -> tp.Relation:
 
 def bare_rmse(model: Any, relation: tp.Relation) -> float:
     """That of the model itself: its predictions without noise."""
-    model._promise.noise.image = None
+    model._promise.noise.prediction = None
     return float(model.evaluate(relation)["rmse"])
 
 

@@ -127,7 +127,7 @@ def test_several_rows_of_one_person(relation: tp.Relation) -> None:
     told = 25 * sum(each.precision for each in promise.releases("o") if each.what != PREDICTIONS)
     expected = gaussian_epsilon(told**-0.5, DELTA)
     assert found["tables"]["orders"]["epsilon_given_messages"] == pytest.approx(expected, rel=1e-4)
-    whole = gaussian_epsilon((told + 5 / noise.image**2) ** -0.5, DELTA)
+    whole = gaussian_epsilon((told + 5 / noise.prediction**2) ** -0.5, DELTA)
     assert found["tables"]["orders"]["epsilon"] == pytest.approx(whole, rel=1e-4)
     assert "somebody with 5 rows in each table" in found["promise"]
     assert found["total"]["features_and_label"] == found["total"]["moments"] + 10.0

@@ -27,14 +27,14 @@ def noise_of(world: World, factor: float = 1.0, predictions: bool = True, privac
     """The noise of a fit with one round, times a factor."""
     assert world.promise is not None
     found = SumPromise(privacy, world.promise.statistics, 1).noise
-    image = found.image * factor if found.image is not None and predictions else None
-    return FeatureNoise(found.clip, found.gram * factor, found.step * factor, image=image)
+    prediction = found.prediction * factor if found.prediction is not None and predictions else None
+    return FeatureNoise(found.clip, found.gram * factor, found.step * factor, prediction=prediction)
 
 
 def stated(noise: FeatureNoise) -> float:
     """The epsilon of a fit with that noise."""
-    assert noise.image is not None
-    return gaussian_epsilon((noise.gram**-2 + noise.step**-2 + noise.image**-2) ** -0.5, DELTA)
+    assert noise.prediction is not None
+    return gaussian_epsilon((noise.gram**-2 + noise.step**-2 + noise.prediction**-2) ** -0.5, DELTA)
 
 
 def one_table(world: World, noise: FeatureNoise, wanted: NDArray[Any]) -> list[float]:
@@ -68,7 +68,7 @@ def through_parameters(world: World, noise: FeatureNoise) -> list[float]:
     size = world.relation.mapping.tables["b"].rows
     joined = world.relation.mapping.tables["b"].index
     asked = world.start("b", noise)
-    extra = {} if noise.image is None else {"prediction_noise": noise.of_predictions(None)}
+    extra = {} if noise.prediction is None else {"prediction_noise": noise.of_predictions(None)}
     wanted = np.bincount(joined, minlength=size) * -0.5 / ROWS
     image = world.ask("b", "ridge.direction", **asked, rows=wanted, **extra)["outputs"]
     residuals = image[joined] - 0.5

@@ -105,7 +105,7 @@ def test_trips_of_a_fit(tmp_path: Path, trips: list[list[str]], shards: int, a_r
     relation = federation(tmp_path, shop(shards)).sql(f"SELECT {ALL}, o.returned {JOIN}", label="returned")
     assert len(relation)
     trips.clear()
-    model = tp.LogisticRegression(solver=solver, rounds=3, tol=0.0).fit(relation)  # type: ignore[arg-type]
+    model = tp.LogisticRegression(solver=solver, rounds=3, tol=0.0).fit(relation)
     assert len(trips) == 1 + 3 * a_round
     assert {"rows.use", "statistics.numbers", "statistics.categories", "label.classes"} <= set(trips[0])
     assert "encode.build" in trips[1]

@@ -195,7 +195,7 @@ def _is_callables(value: Any) -> bool:
 
 
 def or_auto(kind: Kind) -> Kind:
-    """The same, or "auto"."""
+    """What a kind allows, or "auto"."""
     return Kind(f"'auto' or {kind.allowed}", lambda v: v == "auto" if isinstance(v, str) else kind.fits(v))
 
 

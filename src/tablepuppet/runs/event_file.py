@@ -176,7 +176,7 @@ def _opened(path: Path) -> int:
 
 
 def thinned(events: Iterable[KeptEvent], most: int) -> list[KeptEvent]:
-    """The same with less detail, in at most so many bytes: all trips but the last tenth as sums by party, every second
+    """Events with less detail, in at most so many bytes: all trips but the last tenth as sums by party, every second
     round, of other stages how they began and ended, and of warnings the last ones.
     """
     kept = list(events)

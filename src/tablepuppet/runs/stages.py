@@ -66,7 +66,7 @@ class Stage:
         return self.fitted()
 
     def fitted(self, width: int | None = None) -> str:
-        """The same without what is least worth knowing, where it would be longer than a line.
+        """`text`, without what is least worth knowing where it would be longer than a line.
 
         >>> stage = Stage("fit", "5e0c41d2", "round 52 · loss 0.5000", 52, 400, 0.0, 8.6, rate=6.04)
         >>> stage.fitted(45), stage.fitted(30), stage.fitted(20)

@@ -164,7 +164,7 @@ class ArrowStream(ABC):
 
 
 class ArrowRows(ArrowStream):
-    """The same, which also yields a dict for each row of `to_arrow`: that is what `pd.DataFrame(it)` reads."""
+    """A stream that also yields a dict for each row of `to_arrow`: that is what `pd.DataFrame(it)` reads."""
 
     def __iter__(self) -> Iterator[Any]:
         return iter(self.to_arrow().to_pylist())

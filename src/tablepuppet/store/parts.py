@@ -86,7 +86,7 @@ class Stored:
         return replace(self, part=part, kept=self._kept_after(engine, step))
 
     def located(self, engine: Engine) -> Stored:
-        """The same, by the names that the federation has now for the parties that keep parts.
+        """What is stored, by the names that the federation has now for the parties that keep parts.
 
         LearnError unless one keeps each part, and it is the one that was saved.
         """

@@ -13,7 +13,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, Self
+from typing import Any, Self, cast
 
 import msgspec
 from numpy.typing import NDArray
@@ -73,28 +73,16 @@ def _read_privacy(settings: Any) -> Privacy | None:
 PRIVACY = Kind("a `tp.Privacy` or None", lambda _: True, _write_privacy, _read_privacy)  # `check_supported` tests it
 
 
-class Fitted:
-    """What an estimator has learned: these are no settings."""
-
-    encoding_: Encoding
-    n_features_in_: int
-    parties_: tuple[str, ...]
-    privacy_: PrivacyReport
-    _model: Storable
-    _engine: Engine
-    _relation: Relation
-    _relation_columns: Sequence[tuple[str, str, str]]  # alias, name, type
-    _uses: Uses
-    _promise: FeaturePromise | None = None  # None without feature privacy
-    _category_names: dict[str, list[str | None]] | None = None
-
-
 @shows(
     "evaluate", "fit", "get_params", "plot", "predict", "predict_proba", "save", "score", "set_params", "transform",
 )  # fmt: skip
 @attributes_explained(ELSEWHERE)
-class Estimator(Configured, Fitted, BaseEstimator, ABC):  # type: ignore[misc]
+class Estimator(Configured, BaseEstimator, ABC):  # type: ignore[misc]
     """Learns from a relation."""
+
+    # What a fit may or may not have; without an annotation it is no setting.
+    _promise = cast("FeaturePromise | None", None)  # None without feature privacy
+    _category_names = cast("dict[str, list[str | None]] | None", None)
 
     seed: int = setting(default=0, kind=WHOLE, help="of first parameters and the order of batches")
     privacy: Privacy | None = setting(
@@ -119,7 +107,7 @@ class Estimator(Configured, Fitted, BaseEstimator, ABC):  # type: ignore[misc]
             if not len(relation):
                 raise LearnError("the relation has no joined rows; check the join keys and filters with explain()")
             relation = relation.to_learn()
-            self.encoding_ = relation.fit_encoding()
+            self.encoding_: Encoding = relation.fit_encoding()
             self._check_features(relation)
             self.store_fit(relation, self.encoding_, self._learn(relation))
         return self
@@ -145,14 +133,16 @@ class Estimator(Configured, Fitted, BaseEstimator, ABC):  # type: ignore[misc]
     def store_fit(self, relation: Relation, encoding: Encoding, model: Storable) -> None:
         """Store what was learned in the attributes that end in ``_``."""
         self.encoding_, self._model = encoding, model
-        self._relation_columns = [(c.alias, c.name, c.type) for c in encoding.kept(relation.query.features)]
-        self.n_features_in_ = len(self._relation_columns)
-        self.parties_ = relation.plan.parties
-        self._engine = relation.client.engine
-        self._uses = Uses.of(relation.plan, self.privacy, relation.client.secured.parties)
-        self.privacy_ = promised(self._uses, self.privacy, self._promise)
+        self._relation_columns: Sequence[tuple[str, str, str]] = [  # alias, name, type
+            (c.alias, c.name, c.type) for c in encoding.kept(relation.query.features)
+        ]
+        self.n_features_in_: int = len(self._relation_columns)
+        self.parties_: tuple[str, ...] = relation.plan.parties
+        self._engine: Engine = relation.client.engine
+        self._uses: Uses = Uses.of(relation.plan, self.privacy, relation.client.secured.parties)
+        self.privacy_: PrivacyReport = promised(self._uses, self.privacy, self._promise)
         self._category_names = None
-        self._relation = relation  # parties hold the parameters until its session ends
+        self._relation: Relation = relation  # parties hold the parameters until its session ends
 
     # Before a fit
 

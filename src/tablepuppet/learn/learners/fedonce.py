@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from tablepuppet.arrays import Array
 from tablepuppet.errors import LearnError, PrivacyError
 from tablepuppet.learn.learners.planner import tables_of
-from tablepuppet.learn.learners.split import SplitNN
+from tablepuppet.learn.learners.split import EVERY_EPOCH, SplitNN
 from tablepuppet.learn.learners.tasks import Classifier, Regressor
 from tablepuppet.learn.learners.validation import Watched
 from tablepuppet.learn.learners.watch import Watch
@@ -110,7 +110,7 @@ class FedOnce(SplitNN):
             )
 
     def check_plan(self, plan: Plan, *, validated: bool = False) -> None:
-        """The same; principal components of several shards need their Gram matrices with products of two columns."""
+        """Raise unless a plan can be learned from; principal components of several shards need products of columns."""
         super().check_plan(plan, validated=validated)
         label = None if plan.query.label is None else plan.query.label.alias
         for alias in tables_of(plan.query) if self.method == "pca" else ():
@@ -125,25 +125,29 @@ class FedOnce(SplitNN):
                     )
 
     def _check_privacy(self, plan: Plan) -> None:
-        """Noise on features is there for fully connected networks of tables with one shard that send one message."""
+        """Noise on features is there where a table sends one message, and every other release can have noise."""
         privacy = self.privacy
         if privacy is None or not privacy.is_feature_private:
             super()._check_privacy(plan)
             return
-        tables = tables_of(plan.query)
-        several = [alias for alias in tables if len(plan.tables[alias].shards) > 1]
-        for wrong, what, advice in (
-            (privacy.secure_sum, "secure_sum", LEAVE),
-            (self.rounds > 1, f"rounds={self.rounds}", LEAVE),
-            (self.method != "nat", f"method={self.method!r}", LEAVE),
-            (self.noise > 0, f"noise={self.noise:g}", "set prediction_epsilon, which is counted"),
-            (self.lag is not None, f"lag={self.lag}", LEAVE),
-            (self.wire != "auto", f"wire={self.wire!r}", LEAVE),
-            (any(not isinstance(each, Mlp) for each in self.specs(tables).values()), "networks other than mlp", LEAVE),
-            (bool(several), f"tables of several shards, as {', '.join(map(repr, several))}", "use tp.MLP*"),
+        others = any(not isinstance(each, Mlp) for each in self.specs(tables_of(plan.query)).values())
+        for wrong, what, advice, why in (
+            (privacy.secure_sum, "secure_sum", LEAVE, "embeddings are of single rows, which no sum hides"),
+            (self.rounds > 1, f"rounds={self.rounds}", LEAVE, f"from the second on, {EVERY_EPOCH}"),
+            (self.method != "nat", f"method={self.method!r}", LEAVE, "its products of columns are exact"),
+            (self.noise > 0, f"noise={self.noise:g}", "set prediction_epsilon", "which is counted, as noise is not"),
+            (self.lag is not None, f"lag={self.lag}", LEAVE, "nothing stands in for the noise of a party that is late"),
+            (
+                others,
+                "networks other than mlp",
+                LEAVE,
+                "what a row adds to a gradient has no bound there",
+            ),
         ):
             if wrong:
-                raise PrivacyError(f"feature_epsilon: FedOnce cannot have noise on features with {what}: {advice}")
+                raise PrivacyError(
+                    f"feature_epsilon: FedOnce cannot have noise on features with {what}: {advice} ({why})"
+                )
 
     def promise_for(self, plan: Plan, rows: Mapping[str, int], privacy: Privacy | None) -> FeaturePromise | None:
         """The promise for features: every table takes the same number of noisy steps."""
@@ -165,8 +169,10 @@ class FedOnce(SplitNN):
         """Choose epochs and batches; with noise on features, rounds are those of its promise."""
         if self._promise is None:
             super().plan_rounds(rows, allowed)
-        else:
-            self._schedule = Schedule(self._promise.rounds, TOP_BATCH)
+            return
+        self._promise = self._promise.within(allowed(1).most_rounds())
+        allowed(1).check(self._promise.rounds, {"epochs": self.epochs}, "", "epochs")
+        self._schedule = Schedule(self._promise.rounds, TOP_BATCH)
 
     def _holds_out(self, relation: Relation) -> bool:
         return not self._has_private_features and super()._holds_out(relation)
@@ -182,11 +188,21 @@ class FedOnce(SplitNN):
         return found | (linear if self.method == "pca" else {})
 
     def fewer_replies_by(self) -> list[str]:
-        """The same where parties allow no more replies."""
+        """Settings that need fewer replies in a round, where parties allow no more."""
         return [*super().fewer_replies_by(), *(["lower rounds"] if self.rounds > 1 else [])]
 
+    def _costs(self, batches: int) -> Costs:
+        if isinstance(self._promise, StepPromise):
+            return Costs(Cost(0, 0), Cost(0, self._promise.steps_of_round))
+        return super()._costs(batches)
+
     def _allowance(self, relation: Relation, validation: Relation | None, batches: int) -> RoundAllowance:
-        """Shards of the host answer in every batch; shards of a guest average, and answer in the batches of rounds."""
+        """Shards of the host answer in every batch; shards of a guest average, and answer in the batches of rounds.
+
+        With noise, all shards answer in every step.
+        """
+        if self._promise is not None:
+            return super()._allowance(relation, validation, batches)
         label, aliases = relation.query.label, tables_of(relation.query)
         host = [alias for alias in aliases if label is not None and alias == label.alias]
         guests = [alias for alias in aliases if alias not in host]
@@ -328,7 +344,7 @@ class FedOnce(SplitNN):
         """A model with the stored parameters, for predictions only."""
         model = super().saved(stored, engine, wire)
         model.absent = frozenset(self.absent_)
-        if self._promise is not None and self._promise.noise.image is not None:
+        if self._promise is not None and self._promise.noise.prediction is not None:
             noise = self._promise.noise.of_predictions(self._promise.noise.clip)
             model.noise, model.spent = {alias: {"noise": noise} for alias in model.specs}, self._promise.noise
         elif self.noise:

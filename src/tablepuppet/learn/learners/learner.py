@@ -268,7 +268,7 @@ class Learner(Planner):
 
     @abstractmethod
     def _measures(self, rows: JoinedRows) -> Metrics:
-        """The same metrics, for rows with labels and scores."""
+        """The metrics of `_measured`, for rows with labels and scores."""
 
     @abstractmethod
     def _measured_at_party(self, client: Client, label: OutputColumn, predicted: Array) -> Metrics:

@@ -27,9 +27,11 @@ from tablepuppet.learn.private.feature_promise import StepPromise, SumPromise
 from tablepuppet.learn.registry import learner
 from tablepuppet.learn.rounds import Round
 from tablepuppet.learn.solve.admm import SharingRule
+from tablepuppet.learn.solve.own import OwnSolver
 from tablepuppet.learn.solve.schedule import Cost, Costs, RoundAllowance
 from tablepuppet.learn.solve.sgd import Conditioned, Stochastic, descend_by_batches, falling
 from tablepuppet.learn.solve.solvers import ADMM, SGD, chosen_solver
+from tablepuppet.learn.tables.federated import FederatedModel
 from tablepuppet.learn.tables.linear import Linear
 from tablepuppet.learn.threads import one_thread
 from tablepuppet.mapping.merged import merged
@@ -105,6 +107,13 @@ class LinearLearner(SolverLearner):
         inner = None if isinstance(solver.inner_rounds, str) else Inner(solver.inner_rounds, solver.inner_rho)
         noise = None if promise is None else promise.noise
         loss, mean = around_mean(loss)
+        if isinstance(solver, OwnSolver):
+            spec = self.spec(loss.outputs)
+            table_model = FederatedModel(relation.client, loss.rows, self.encoding_, relation.wire, spec, self.l2)
+            table_model.begin(self.seed)
+            own_report = _with_mean(watch.of(table_model), mean)
+            intercept, self.converged_ = solver.descend(table_model, loss, self.most_rounds, self.tol, own_report)
+            return table_model, intercept + mean
         model = LinearModel(relation.client, loss.rows, self.encoding_, relation.wire, self.l2, inner, noise)
         report = _with_mean(watch.of(model), mean)
         if isinstance(solver, SGD):
@@ -195,7 +204,9 @@ class LinearLearner(SolverLearner):
     def _costs(self, batches: int) -> Costs:
         if isinstance(self._promise, StepPromise):
             return Costs(Cost(1, 1), Cost(1, self._promise.steps_of_round + 1))
-        inner = self.solving.inner_trips
+        if isinstance(solver := self.solving, OwnSolver):
+            return solver.costs
+        inner = solver.inner_trips
         if self.solver_ != "sgd":
             return Costs(Cost(0, 1), Cost(0, inner + 1))
         return Costs(

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from numbers import Integral
-from typing import Literal
 
 from tablepuppet.arrays import Array
-from tablepuppet.errors import PrivacyError
+from tablepuppet.errors import LearnError, PrivacyError
 from tablepuppet.learn.learners.learner import SINGLE_PRECISION_TOL
 from tablepuppet.learn.learners.not_fitted import check_fitted
 from tablepuppet.learn.learners.solver_learner import SolverLearner
@@ -22,6 +21,7 @@ from tablepuppet.learn.private.feature_promise import StepPromise
 from tablepuppet.learn.registry import learner
 from tablepuppet.learn.rounds import Round
 from tablepuppet.learn.settings import NUMBER, Kind, setting
+from tablepuppet.learn.solve.own import OwnSolver
 from tablepuppet.learn.solve.plateau import ended_flat
 from tablepuppet.learn.solve.schedule import Cost, Costs, Usual
 from tablepuppet.learn.solve.sgd import Stochastic, descend_by_batches
@@ -72,7 +72,7 @@ class NetworkLearner(SolverLearner):
         """Hidden layers, and an output for each score."""
         return Network(tuple(int(size) for size in self.hidden), outputs)
 
-    def _usual_solver(self) -> Literal["admm", "sgd", "lbfgs"]:
+    def _usual_solver(self) -> str:
         """L-BFGS: on six of seven relations it takes the least time of the three to a given loss.
 
         ``python -m benchmarks.learning.network_solvers`` measures that; where few rows are joined often, ADMM may be
@@ -94,6 +94,8 @@ class NetworkLearner(SolverLearner):
     def _costs(self, batches: int) -> Costs:
         if isinstance(self._promise, StepPromise):
             return Costs(Cost(1, 1), Cost(1, self._promise.steps_of_round + 1))
+        if isinstance(solver := self.solving, OwnSolver):
+            return solver.costs
         if self.solver_ == "sgd":
             return Costs(Cost(1, batches), Cost(0, 2 * batches))
         if self.solver_ == "admm":
@@ -103,13 +105,15 @@ class NetworkLearner(SolverLearner):
     def _check_private(self) -> None:
         if self.solver_ == "lbfgs":
             raise PrivacyError("solver='lbfgs' of networks has no private form; use 'auto', 'sgd' or 'admm'")
+        if not self.spec(1).adds_up:
+            raise PrivacyError("models whose tables' predictions do not add up have no private form")
         super()._check_private()
 
     def _train(self, relation: Relation, loss: JoinedLoss, watch: Watch) -> tuple[Watched, Array]:
         if isinstance(self._promise, StepPromise):
             return solve_by_steps(self, relation, loss, watch.of, self._promise, self.spec(loss.outputs))
-        loss, unit = in_units(loss)
         spec = self.spec(loss.outputs)
+        loss, unit = in_units(loss) if spec.adds_up else (loss, 1.0)
         model = FederatedModel(relation.client, loss.rows, self.encoding_, relation.wire, spec, self.l2, unit)
         model.begin(self.seed)
         report = watch.of(model)
@@ -117,12 +121,18 @@ class NetworkLearner(SolverLearner):
 
     def _solve(self, model: FederatedModel, loss: JoinedLoss, wire: str, report: Callable[[Round], bool]) -> Array:
         tol = max(self.tol, SINGLE_PRECISION_TOL) if wire == "float32" else self.tol
+        solver = self.solving
+        if isinstance(solver, OwnSolver):
+            intercept, self.converged_ = solver.descend(model, loss, self.most_rounds, tol, report)
+            return intercept
+        if not model.spec.adds_up and self.solver_ != "lbfgs":
+            raise LearnError(f"solver={self.solver_!r} adds up the predictions of tables, which this model does not")
         if self.solver_ == "sgd":
             steps = Stochastic(model, self.plain_momentum)
             intercept = descend_by_batches(steps, loss, self._rates(), self._schedule.batch_size, self.seed, report)
             self.converged_ = ended_flat(self.history_, self.most_rounds)
             return intercept
-        if isinstance(solver := self.solving, ADMM):
+        if isinstance(solver, ADMM):
             inner = InnerSettings(solver.local_steps, solver.inner_trips, solver.inner_rho)
             intercept, self.converged_ = descend_by_sharing(
                 model, loss, solver.rho, inner, self.most_rounds, tol, report

@@ -10,11 +10,10 @@ from __future__ import annotations
 import math
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, ClassVar
+from typing import ClassVar, cast
 
 from sklearn.base import clone
 
-from tablepuppet.arrays import Array
 from tablepuppet.errors import PrivacyError
 from tablepuppet.learn.learners.estimator import Estimator
 from tablepuppet.learn.loss.joined_loss import JoinedLoss
@@ -34,21 +33,7 @@ from tablepuppet.sql.plan import Plan
 from tablepuppet.sql.query import Query
 
 
-class FitAttributes:
-    """Attributes of a learner during and after a fit."""
-
-    intercept_: Array
-    solver_: str | None  # None: it has no solver
-    _schedule: Schedule
-    history_: list[dict[str, Any]]
-    converged_: bool
-    stopped_: str
-    best_round_: int
-    evaluated_on_: str
-    predictions_to_come: int = 0  # after the fit: parties' budgets must allow these too
-
-
-class Planner(FitAttributes, Estimator):
+class Planner(Estimator):
     """Plans a fit."""
 
     learns_classes: ClassVar[bool] = False
@@ -56,6 +41,8 @@ class Planner(FitAttributes, Estimator):
     metric_name: ClassVar[str] = "metric"
     reduce = True  # learners that can do without declare it as a setting; so too the next
     label_correction = False
+    predictions_to_come = 0  # after the fit: parties' budgets must allow these too
+    _schedule = cast(Schedule, None)  # until `plan_rounds`; without an annotation it is no setting
     _private_instead: ClassVar[str] = ""  # what to learn with under feature privacy, if this learner has no such form
 
     # What a subclass says
@@ -109,7 +96,7 @@ class Planner(FitAttributes, Estimator):
         return "it needs more rounds"
 
     def fewer_replies_by(self) -> list[str]:
-        """The same where parties allow no more replies: settings that need fewer of them in a round."""
+        """What to do where parties allow no more replies: settings that need fewer of them in a round."""
         return []
 
     # Settings and plans
@@ -148,7 +135,7 @@ class Planner(FitAttributes, Estimator):
         tables = tables_of(plan.query)
         if self._has_private_features:
             refuse_with_noise(prep)
-        self.solver_ = self._chosen_solver()
+        self.solver_: str | None = self._chosen_solver()
         self._promise = self.promise_for(plan, {alias: rows[alias] for alias in tables}, self.privacy)
         allowance = RoundAllowance.of_plan(plan, self._costs(1))
         if self._promise is not None or self.solver_ != "sgd":

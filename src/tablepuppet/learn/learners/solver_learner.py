@@ -7,13 +7,14 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable, Mapping
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar
 
 from tablepuppet.errors import LearnError, PrivacyError
 from tablepuppet.learn.learners.learner import Learner
 from tablepuppet.learn.learners.watch import Watch
 from tablepuppet.learn.private.feature_promise import FeaturePromise, new_promise
 from tablepuppet.learn.settings import COUNT, NUMBER, SWITCH, Auto, or_auto, setting
+from tablepuppet.learn.solve.own import OwnSolver
 from tablepuppet.learn.solve.schedule import RoundAllowance, Schedule, Usual, schedule_of
 from tablepuppet.learn.solve.solvers import (
     SGD,
@@ -73,6 +74,8 @@ class SolverLearner(Learner):
 
         Each family says so itself; these are the rules for all.
         """
+        if isinstance(self.solving, OwnSolver):
+            raise PrivacyError(f"solver={self.solver_!r} has no private form; use 'auto', 'sgd' or 'admm'")
         if not self.solving.sums_shards:
             raise PrivacyError("inner_rounds: consensus releases parameters without noise; leave it at 'auto'")
         if not self.reduce:
@@ -82,7 +85,7 @@ class SolverLearner(Learner):
         """Whether feature privacy uses noisy steps instead of noisy sums."""
         return self.solver_ == "sgd"
 
-    def _usual_solver(self) -> Literal["admm", "sgd", "lbfgs"]:
+    def _usual_solver(self) -> str:
         """The solver that "auto" chooses."""
         return "lbfgs"
 
@@ -164,6 +167,6 @@ class SolverLearner(Learner):
         return f"{advice}, or take another solver"
 
     def fewer_replies_by(self) -> list[str]:
-        """The same where parties allow no more replies."""
+        """Settings that need fewer replies in a round, where parties allow no more."""
         larger = ["make batch_size larger"] if isinstance(self.solving, SGD) else []
         return [*larger, "take another solver"]

@@ -49,6 +49,10 @@ STEPS = 6_000  # of "auto", about
 EPOCHS = (5, 100)  # of "auto", at least and at most
 BATCHES = 40  # of an epoch, with batches from 64 to 4,096 rows
 WIRES = ("auto", "float16", "bfloat16")
+EVERY_EPOCH = (
+    "the embeddings of every row are released in every epoch, each by itself: no sum hides one, and noise that does in "
+    "so many releases leaves nothing to learn from"
+)
 WIRE = Kind("'auto', 'float16' or 'bfloat16'", lambda value: isinstance(value, str) and value in WIRES)
 NO_FEATURE = (
     "no feature is left to learn from, and networks across parties need one: select columns that are not constant, or "
@@ -118,9 +122,8 @@ class SplitLearner(Learner):
         privacy = self.privacy
         if privacy is not None and (privacy.is_feature_private or privacy.secure_sum):
             raise PrivacyError(
-                f"{type(self).__name__} has no form with noise on features or with secure sums: embeddings of rows are "
-                "released as they are; use tp.MLPClassifier or tp.MLPRegressor (with noise also FedOnce), or leave "
-                "these settings out"
+                f"{type(self).__name__} has no form with noise on features or with secure sums: {EVERY_EPOCH}; use "
+                "tp.MLPClassifier or tp.MLPRegressor (with noise also FedOnce), or leave these settings out"
             )
 
     def specs(self, aliases: Sequence[str]) -> dict[str, Bottom]:
@@ -159,7 +162,7 @@ class SplitLearner(Learner):
         return f"set epochs above {rounds:,}, or to 'auto'"
 
     def fewer_replies_by(self) -> list[str]:
-        """The same where parties allow no more replies."""
+        """Settings that need fewer replies in a round, where parties allow no more."""
         return ["make batch_size larger"]
 
     def _costs(self, batches: int) -> Costs:

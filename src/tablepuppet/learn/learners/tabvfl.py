@@ -88,7 +88,7 @@ class TabVFL(SplitLearner):
         return Costs(Cost(0, 0), Cost(2 * batches * self._most_pretrained(MOST_PRETRAINED), batches))
 
     def fewer_replies_by(self) -> list[str]:
-        """The same where parties allow no more replies."""
+        """Settings that need fewer replies in a round, where parties allow no more."""
         return [*super().fewer_replies_by(), *(["lower pretrain_epochs"] if self.pretrain_epochs else [])]
 
     def _most_pretrained(self, epochs: int) -> int:

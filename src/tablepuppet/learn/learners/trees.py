@@ -226,7 +226,7 @@ class GradientBoosting(Learner):
         return f"set {self.rounds_setting} above {rounds:,}"
 
     def fewer_replies_by(self) -> list[str]:
-        """The same where parties allow no more replies."""
+        """Settings that need fewer replies in a round, where parties allow no more."""
         return ["lower max_leaf_nodes or max_depth"]
 
     # The fit

@@ -79,8 +79,7 @@ class LostParties:
     def learn(self, found: Stepped, steps: int) -> None:
         """Find out from the replies of a round which parties are lost; tables store ``steps`` steps."""
         model, before = self.model, (self.still, set(self._since))
-        assert self._late is not None, "asked with the predictions of this round"
-        self.still, self._missed, late_replies = found.still, {}, self._late.read()
+        self.still, self._missed, late_replies = found.still, {}, self._late.read() if self._late else {}
         for alias, are_lost in found.missed.items():
             late = iter(late_replies[alias])
             for shard, is_lost in zip(model.lou.client.shards(alias), are_lost, strict=True):
@@ -283,17 +282,19 @@ class LinearModel(FederatedModel):
         noise = self.noise
         if noise is not None:
             noise.steps += 1
-            noise.images += 1
+            noise.predicted += 1
         instead = self.lost.instead if noise is None else None
         known = max(self._steps - 1, 0)
         turns = {alias: Turn(self.l2, curvature, known, **self._noise_of_steps(alias)) for alias in self.tables}
         found = self.step(turns, RowGradients(rows), instead)
         self.lost.learn(found, self._steps)
-        self.left = sum(float(left) for left in found.listed("left"))
-        self.centre = np.zeros(self.outputs) + sum(found.listed("centre"))
+        self.left, self.centre, magnitude = 0.0, np.zeros(self.outputs), 0.0
+        for facts in found.facts.values():
+            self.left += float(facts["left"])
+            self.centre += facts["centre"]
+            magnitude += float(facts["magnitude"])
         if noise is None:
             sent = sum(float(np.sqrt(np.mean(np.square(each)))) for each in found.predictions.values())
-            magnitude = sum(float(each) for each in found.listed("magnitude"))
             self.rounding = rounding_of(self.lou.wire) * sent + rounding_of("float64") * magnitude
         else:  # and nobody is lost, as nothing stands in for noisy directions
             self._bounds = {alias: float(facts["bound"]) for alias, facts in found.facts.items()}
@@ -328,9 +329,9 @@ class LinearModel(FederatedModel):
 
         The likely size of X p without noise follows from the noisy Gram matrices.
         """
-        if self.noise is None or self.noise.image is None:
+        if self.noise is None or self.noise.prediction is None:
             return None
-        multiplier = self.noise.image
+        multiplier = self.noise.prediction
         found = {alias: multiplier * bound for alias, bound in self._bounds.items()}
         size = sum(deviation**2 for deviation in found.values()) / self.noise_ratio
         loss.evaluate()
@@ -347,7 +348,7 @@ class LinearModel(FederatedModel):
     @property
     def noise_ratio(self) -> float:
         """The mean square of noise relative to predictions: these are clipped to `LARGE` times their usual size."""
-        multiplier = None if self.noise is None else self.noise.image
+        multiplier = None if self.noise is None else self.noise.prediction
         assert multiplier is not None, "asked with noise only"
         return (LARGE * multiplier) ** 2
 

@@ -238,14 +238,14 @@ def column_scale(variances: Array, l2: float) -> Array | None:
 
 
 def wide_ridge_parameters(gram: Wide, means: Array, outputs: int) -> TableParameters:
-    """The same for a wide table, whose eigenvectors are computed only if they are needed."""
+    """The parameters of a ridge solve over a wide table, whose eigenvectors are computed only if they are needed."""
     part = _zeros(len(means), outputs, gram.diagonal, None, means, sizes=_sizes(gram.diagonal, means))
     part.remembered(Ridge).wide = gram
     return part
 
 
 def noisy_ridge_parameters(gram: Array, noise: float, outputs: int) -> TableParameters:
-    """The same from a noisy Gram matrix: eigenvalues smaller than those of noise alone carry no information."""
+    """The parameters of a ridge solve with a noisy Gram matrix: eigenvalues below those of noise carry nothing."""
     values, vectors = np.linalg.eigh(gram)
     values = np.maximum(values, 2 * noise * np.sqrt(len(gram)))
     return _zeros(len(gram), outputs, values, vectors, None)

@@ -29,9 +29,9 @@ class Noise(ABC):
 
     clip: float
     _: KW_ONLY
-    image: float | None = None  # noise multiplier of predictions, the same for all tables; None: no noise
+    prediction: float | None = None  # noise multiplier of predictions, the same for all tables; None: no noise
     steps: int = 0  # rounds, or noisy steps, so far
-    images: int = 0  # noisy predictions so far; saved models store both fields under these names
+    predicted: int = 0  # noisy predictions so far
 
     @abstractmethod
     def of_rounds(self, alias: str) -> list[NoisyRelease]:
@@ -39,11 +39,11 @@ class Noise(ABC):
 
     def predictions(self, alias: str) -> list[NoisyRelease]:
         """The predictions of a table so far; empty if they have no noise."""
-        return [] if self.image is None else [NoisyRelease(alias, PREDICTIONS, self.images, self.image)]
+        return [] if self.prediction is None else [NoisyRelease(alias, PREDICTIONS, self.predicted, self.prediction)]
 
     def of_predictions(self, bound: float | None) -> PredictionNoise | None:
         """The noise of predictions that are clipped to a bound."""
-        return None if self.image is None else PredictionNoise(self.image, bound)
+        return None if self.prediction is None else PredictionNoise(self.prediction, bound)
 
 
 @dataclass
@@ -129,7 +129,7 @@ def mean_noise(loj: LearningOverJoin, deviations: Mapping[str, float]) -> float:
 
 
 def left_in_mean(rows: JoinedRows, alias: str) -> float:
-    """The same for one table, with noise of variance 1 at its base rows."""
+    """The variance of the mean over joined rows of noise of variance 1 at the base rows of one table."""
     shares = rows.tables[alias].counts / max(len(rows), 1)
     return float(shares @ shares)
 

@@ -62,7 +62,7 @@ class Gradient:
 
 
 class Residual:
-    """The same: the residual of the sharing problem."""
+    """What tables are asked for by ADMM: the residual of the sharing problem."""
 
     def __init__(self, loss: JoinedLoss, tables: int, rho: float | str):
         self.rule, self._begun = SharingResidual(loss, tables, auto_rho(loss, rho, AUTO_RHO)), False
@@ -134,7 +134,7 @@ def _new_model(
     noise = promise.choose(sizes)
     model = FederatedModel(client, rows, encoding, relation.wire, spec, learner.l2, unit, noise)
     model.begin(learner.seed, zero=model.tables)
-    model.over = NoisySums(model.lou, dict(model.shared), {"spec": spec, **model.at_party})
+    model.over = NoisySums(model, dict(model.shared))
     return model
 
 
@@ -184,7 +184,7 @@ def _take_round(model: FederatedModel, rows: RowGradients, proximal: float, rate
     }  # fmt: skip
     found = model.step(rounds, rows)
     noise.steps += len(next(iter(rates.values()), ()))
-    noise.images += 1
+    noise.predicted += 1
     model.set_scores(found.predictions, into=PREDICTIONS)
     model.square = sum(float(square) for square in found.listed("square"))
 

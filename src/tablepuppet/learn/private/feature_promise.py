@@ -33,6 +33,7 @@ STATISTICS = "encoders' statistics"
 ENCODERS = 0.2  # of a table's promise
 GRAM = 0.2  # the share of a promise by sums for the Gram matrix; gradients get what this and encoders leave
 FEW_ROUNDS, MANY_ROUNDS = 5, 40  # by steps
+STORED = {"prediction": "image", "predicted": "images"}  # names of the noise's fields in saved models
 GRAIN = 1e-4  # of epsilon: sampler errors are rounded up to it, so noise does not depend on the exact size
 USUAL_BATCH = 10_000  # rows of a table in the sample of a step
 OF_COLUMN = {"number": 2, "category": 1}  # noisy releases: a range and moments, or a list
@@ -124,7 +125,7 @@ class FeaturePromise(ABC):
         """Count all planned releases as made, and ``predictions`` more after the fit."""
         self.encoders.used.update({alias: each.expected for alias, each in self.statistics.items()})
         noise = self.choose(parameters)
-        noise.steps, noise.images = self.steps, self.rounds + predictions
+        noise.steps, noise.predicted = self.steps, self.rounds + predictions
 
     # Noise
 
@@ -184,7 +185,7 @@ class FeaturePromise(ABC):
         if given_messages:
             found = self.made.without_predictions().epsilon(aliases, rows)
             return min(found, self.whole) if len(aliases) == rows == 1 else found
-        return math.inf if self.noise.image is None else self.made.epsilon(aliases, rows)
+        return math.inf if self.noise.prediction is None else self.made.epsilon(aliases, rows)
 
     @property
     def so_far(self) -> float:
@@ -199,7 +200,7 @@ class FeaturePromise(ABC):
             "tables": {alias: asdict(each) for alias, each in self.statistics.items()},
             "rounds": self.asked_rounds,
             "encoders": asdict(self.encoders),
-            "noise": asdict(self.noise),
+            "noise": {STORED.get(name, name): value for name, value in asdict(self.noise).items()},
         }
 
 
@@ -219,7 +220,9 @@ class SumPromise(FeaturePromise):
         """One noise for all tables: as the table with most lists of categories needs it."""
         shares = self._shares(max((each.lists for each in self.statistics.values()), default=0))
         step = shares.multiplier((1 - ENCODERS - GRAM) / self.rounds)
-        return FeatureNoise(self.privacy.clip_norm, shares.multiplier(GRAM), step, image=self.prediction_multiplier)
+        return FeatureNoise(
+            self.privacy.clip_norm, shares.multiplier(GRAM), step, prediction=self.prediction_multiplier
+        )
 
 
 @dataclass
@@ -263,7 +266,7 @@ class StepPromise(FeaturePromise):
         return min(MANY_ROUNDS, round(FEW_ROUNDS * math.pow(max(1.0, self.whole), 0.6)))
 
     def _noise_of(self, multipliers: Mapping[str, float]) -> StepNoise:
-        return StepNoise(self.privacy.clip_norm, multipliers, self.samplings, image=self.prediction_multiplier)
+        return StepNoise(self.privacy.clip_norm, multipliers, self.samplings, prediction=self.prediction_multiplier)
 
     def choose(self, parameters: Mapping[str, int]) -> StepNoise:
         """Compute the noise of steps, for this number of parameters by table. It may take seconds."""
@@ -321,12 +324,14 @@ def read_promise(kept: Mapping[str, Any]) -> FeaturePromise:
     """The promise that `FeaturePromise.to_keep` stored, with its counts: later predictions are added to them."""
     privacy = Privacy.of_settings(kept["privacy"])
     statistics = {alias: EncoderReleases(**each) for alias, each in kept["tables"].items()}
+    names = {stored: name for name, stored in STORED.items()}
+    noise = {names.get(stored, stored): value for stored, value in kept["noise"].items()}
     found: SumPromise | StepPromise
     if steps := kept.get("steps"):
         found = StepPromise(privacy, statistics, kept["rounds"], steps["local_steps"], steps["samplings"])
-        found.step_noise, found.slack = StepNoise(**kept["noise"]), steps["slack"]
+        found.step_noise, found.slack = StepNoise(**noise), steps["slack"]
     else:
         found = SumPromise(privacy, statistics, kept["rounds"])
-        found.noise = FeatureNoise(**kept["noise"])
+        found.noise = FeatureNoise(**noise)
     found.encoders = EncoderNoise(kept["encoders"]["multipliers"], kept["encoders"]["used"])
     return found

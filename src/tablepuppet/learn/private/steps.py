@@ -19,22 +19,22 @@ At the start all predictions are zero, so that nothing about the rows is release
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property, partial
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from tablepuppet.arrays import Array
 from tablepuppet.errors import PartyError
-from tablepuppet.learn.tables.model import RowModel, Spec
+from tablepuppet.learn.tables.holders import Holders
+from tablepuppet.learn.tables.model import RowModel, TableSpec
 from tablepuppet.learn.tables.noisy import predicted, released_predictions, sampled_gradient, take_noisy_steps
 from tablepuppet.learn.tables.ops import sent_model
 from tablepuppet.learn.tables.parameters import TableParameters, noisy_parameters, unchanged_if_refused
 from tablepuppet.learn.tables.steps import NOTHING, Facts, RowGradients, Update, Updates, step, taken
-from tablepuppet.operators.lou import LearningOverUnion
 from tablepuppet.party.arguments import NotNegative, PredictionNoise, Rates, SampleNoise
 from tablepuppet.party.local_table import LocalTable
 from tablepuppet.party.ops import Values, op
@@ -99,6 +99,28 @@ class NoisySteps:
             yield self.rows.clipped_sums(theta, data, row_gradients, self.noise.clip).reshape(theta.shape)
 
 
+@dataclass(frozen=True, kw_only=True)
+class NoisyDescent(Update):
+    """A noisy step for each learning rate: the party that holds the parameters takes them all, shards add up each."""
+
+    share: ClassVar[str] = "steps.gradient"  # the op with which a shard returns its noisy sum for a step
+
+    rates: Rates
+    noise: SampleNoise
+
+    def problem(self, model: str) -> dict[str, Any]:
+        """The arguments of ``share`` beside parameters and noise."""
+        raise NotImplementedError
+
+    def descend(self, part: TableParameters, sums: Array, rate: float) -> None:
+        """Take one step."""
+        part.descend(sums, rate, 0.0, 0.0)
+
+    def take(self, part: TableParameters, sums: Array, total: Array) -> Facts:
+        """What is returned of a table whose steps are taken."""
+        return {}
+
+
 @step(
     "steps.descend",
     asked="noisy steps: `feature_epsilon` of networks and `sgd`",
@@ -107,11 +129,9 @@ class NoisySteps:
     returns={"outputs": ROW_OUTPUTS, "square": SQUARE},
 )
 @dataclass(frozen=True, kw_only=True)
-class NoisyRound(Update):
-    """A noisy step for each learning rate, then predictions, which have noise only if that is given too."""
+class NoisyRound(NoisyDescent):
+    """Noisy steps, then predictions, which have noise only if that is given too."""
 
-    rates: Rates
-    noise: SampleNoise
     proximal: float  # weight of the proximal term
     momentum: NotNegative
     l2: NotNegative
@@ -128,6 +148,14 @@ class NoisyRound(Update):
     def take(self, part: TableParameters, sums: Array, total: Array) -> Facts:
         """What is returned of a table whose steps are taken."""
         return {"square": part.square}
+
+    def problem(self, model: str) -> dict[str, Any]:
+        """The proximal term; the gradient by predictions is sent with the first step."""
+        return {"model": model, "proximal": self.proximal}
+
+    def descend(self, part: TableParameters, sums: Array, rate: float) -> None:
+        """With momentum, and the penalty."""
+        part.descend(sums, rate, self.momentum, self.l2)
 
     def shown(self, part: TableParameters) -> dict[str, Any]:
         """Predictions with the new parameters."""
@@ -158,7 +186,7 @@ def descended(
     returns={"sums": THETA},
 )
 def gradient(
-    table: LocalTable, view: str, encoding: str, model: str, spec: Spec, theta: Array, proximal: float,
+    table: LocalTable, view: str, encoding: str, model: str, spec: TableSpec, theta: Array, proximal: float,
     noise: SampleNoise, rows: Array | None = None,
 ) -> Values:  # fmt: skip
     """A shard's noisy sum for one step; if ``rows`` are given, a new round begins at these parameters."""
@@ -176,34 +204,28 @@ def gradient(
 
 @dataclass
 class NoisySums:
-    """The coordinator's way to take a `NoisyRound` over shards: a noisy sum of each for every step.
+    """The coordinator's way to take noisy steps over shards: a noisy sum of each for every step."""
 
-    Parameters are in ``parts``; ``sent`` are the arguments of a table that do not change.
-    """
-
-    lou: LearningOverUnion
+    model: Holders
     parts: dict[str, TableParameters]
-    sent: Mapping[str, Any]
 
     def step(self, updates: Updates, rows: RowGradients | None) -> dict[str, Facts]:
-        """The steps of a round, a trip each; the first begins the round at the shards."""
-        assert rows is not None, "a round begins with gradients"
-        rounds = {alias: each for alias in self.parts if isinstance(each := updates[alias], NoisyRound)}
+        """The steps of some tables, a trip each; gradients by outputs are sent with the first."""
+        rounds = {alias: each for alias in self.parts if isinstance(each := updates.get(alias), NoisyDescent)}
+        lou, share = self.model.lou, next((each.share for each in rounds.values()), "")
         for number in range(max((len(each.rates) for each in rounds.values()), default=0)):
-            asked = {
-                alias: {"theta": self.parts[alias].theta, "noise": each.noise, "proximal": each.proximal}
-                for alias, each in rounds.items()
-            }
-            sums = self.lou.ask(
-                "steps.gradient", rounds, None if number else rows.values, asked,
-                bounds=lambda alias: {"sums": self._largest(alias, rounds[alias].noise)}, **self.sent,
+            asked = self.model.sent({alias: self.parts[alias].theta for alias in rounds})
+            for alias, each in rounds.items():
+                asked[alias] |= {"noise": each.noise, **each.problem(self.model.name)}
+            sums = lou.ask(
+                share, rounds, None if number or rows is None else rows.values, asked,
+                bounds=lambda alias: {"sums": self._largest(alias, rounds[alias].noise)},
             ).read()  # fmt: skip
             for alias, each in rounds.items():
-                found = self.lou.add(sums[alias], "sums")
-                self.parts[alias].descend(found, float(each.rates[number]), each.momentum, each.l2)
+                each.descend(self.parts[alias], lou.add(sums[alias], "sums"), float(each.rates[number]))
         return taken(updates, self.parts)
 
     def _largest(self, alias: str, noise: SampleNoise) -> float:
         """Bound of a noisy sum over a table's rows, almost surely."""
-        drawn = 10 * noise.multiplier * self.lou.shards(alias) / noise.table_rows
+        drawn = 10 * noise.multiplier * self.model.lou.shards(alias) / noise.table_rows
         return noise.clip * (1.0 + drawn) / noise.sampling

@@ -82,7 +82,7 @@ def searched_directions(promise: FeaturePromise, tables: Mapping[str, TableSize]
 
 def prediction_noise_ratio(promise: FeaturePromise) -> float | None:
     """Noise in predictions relative to their usual size; None if they have none."""
-    multiplier = promise.noise.image
+    multiplier = promise.noise.prediction
     return None if multiplier is None else promise.prediction_size * multiplier
 
 
@@ -112,7 +112,7 @@ def help_for_clipping(promise: FeaturePromise, deviation: float, columns: int) -
     """
     usual = deviation * math.sqrt(columns)
     noise = promise.noise
-    if not isinstance(promise, SumPromise) or noise.image is None or noise.clip >= usual / 2:
+    if not isinstance(promise, SumPromise) or noise.prediction is None or noise.clip >= usual / 2:
         return []
     return [
         f"clip_norm={noise.clip:g} cuts rows' gradients, whose usual length is the label's standard deviation "

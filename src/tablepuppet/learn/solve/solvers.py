@@ -1,25 +1,27 @@
 """The solvers by name, each with its own settings: ``solver="admm"``, or ``solver=tp.ADMM(rho=0.5)`` to set some.
 
-A solver object has only settings; the algorithms are in `linear/`, `network/` and this folder.
+A solver object has only settings; the algorithms are in `linear/`, `network/` and this folder. An `OwnSolver` (own.py)
+has both.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, TypeVar
 
 from tablepuppet.errors import ConfigError, LearnError
 from tablepuppet.learn.settings import COUNT, RATE, SHARE, Auto, Configured, Kind, Setting, or_auto, setting
 from tablepuppet.spelling import did_you_mean, hides
 
-SolverName = Literal["auto", "admm", "sgd", "lbfgs"]
+SolverName = str
+"""``"auto"``, or the name of a solver."""
 
 
 @hides("check_settings", "declared", "inner_trips", "of_file", "of_plain", "plain_settings", "sums_shards")
 class Solver(Configured):
     """A solver, and how shards of one table agree in it."""
 
-    name: ClassVar[Literal["admm", "sgd", "lbfgs"]]
+    name: ClassVar[str]
 
     inner_rounds: int | Auto = setting(
         default="auto",
@@ -95,7 +97,18 @@ class ADMM(Stepping):
     rho: float | Auto = setting(default="auto", kind=or_auto(RATE), help="penalty of `admm`")
 
 
-SOLVERS: Mapping[str, type[Solver]] = {made.name: made for made in (ADMM, SGD, LBFGS)}
+SOLVERS: dict[str, type[Solver]] = {made.name: made for made in (ADMM, SGD, LBFGS)}
+Class = TypeVar("Class", bound=type[Solver])
+
+
+def solver(made: Class) -> Class:
+    """Register a solver under its ``name``, which no other one has; a module that is loaded again replaces its own."""
+    known = SOLVERS.get(made.name, made)
+    assert known.__module__ == made.__module__, f"{known.__module__} has a solver of the name {made.name}"
+    SOLVERS[made.name] = made
+    return made
+
+
 SHORT_FORMS: Mapping[str, Setting] = {name: each for made in SOLVERS.values() for name, each in made.declared.items()}
 
 

@@ -15,24 +15,28 @@ import hashlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from tablepuppet.arrays import Array
 from tablepuppet.errors import PartyError
-from tablepuppet.learn.private.steps import NoisySteps, check_bounded, descended
+from tablepuppet.learn.private.steps import NoisyDescent, NoisySteps, check_bounded, descended
 from tablepuppet.learn.split.nat import derivatives, own_seed, targets_of
 from tablepuppet.learn.split.ops import EMBEDDED, shaped, wide
 from tablepuppet.learn.tables.model import Bottom, RowModel
+from tablepuppet.learn.tables.narrow import Narrow
 from tablepuppet.learn.tables.noisy import sampled_gradient, take_noisy_steps
-from tablepuppet.learn.tables.parameters import noisy_parameters, unchanged_if_refused
-from tablepuppet.learn.tables.steps import Update, step
-from tablepuppet.party.arguments import NotNegative, PredictionNoise, Rates, SampleNoise, Seed
+from tablepuppet.learn.tables.ops import sent_model
+from tablepuppet.learn.tables.parameters import TableParameters, noisy_parameters, unchanged_if_refused
+from tablepuppet.learn.tables.steps import step
+from tablepuppet.party.arguments import NotNegative, PredictionNoise, SampleNoise, Seed
 from tablepuppet.party.local_table import LocalTable
-from tablepuppet.party.ops import Values
+from tablepuppet.party.ops import Values, op
 from tablepuppet.party.release import Release
-from tablepuppet.prep.encode.encode import encoded_for_noise
+from tablepuppet.party.returns import THETA
+from tablepuppet.prep.encode.encode import encoded_for_noise, sealed
 from tablepuppet.prep.encode.encoded_table import SealedTable
 from tablepuppet.privacy.clip import blocks
 
@@ -74,13 +78,17 @@ class NoisyNat:
 
 
 @step("nat.steps", asked="FedOnce: `feature_epsilon`", releases=Release.COUNTS, private=True, returns={})
-@dataclass(frozen=True)
-class GuestSteps(Update):
-    """A noisy step of NAT for each learning rate; nothing of it is released."""
+@dataclass(frozen=True, kw_only=True)
+class GuestSteps(NoisyDescent):
+    """Noisy steps of NAT; nothing of them is released where one party has the table."""
+
+    share = "nat.gradient"
 
     seed: Seed
-    rates: Rates
-    noise: SampleNoise
+
+    def problem(self, model: str) -> dict[str, Any]:
+        """Targets follow from the seed."""
+        return {"seed": self.seed}
 
     def run(self, table: LocalTable, view: str, encoding: str, model: str) -> Values:
         """At the party that holds the parameters."""
@@ -92,6 +100,22 @@ class GuestSteps(Update):
         return {}
 
 
+@op(
+    "nat.gradient",
+    asked="FedOnce: `feature_epsilon`, tables with several shards",
+    releases=Release.GRADIENT_SUMS,
+    private=True,
+    summed=("sums",),
+    returns={"sums": THETA},
+)
+def gradient(
+    table: LocalTable, view: str, encoding: str, spec: Bottom, theta: Array, seed: Seed, noise: SampleNoise
+) -> Values:
+    """A shard's noisy sum for one step of NAT."""
+    rows = sent_model(table, spec, sealed(table, view, encoding).width, theta).by_row
+    return {"sums": NoisyNat.of(table, view, encoding, rows, spec.outputs, seed, noise).gradient(theta)}
+
+
 @step(
     "split.descend",
     asked="FedOnce: `feature_epsilon`",
@@ -99,15 +123,14 @@ class GuestSteps(Update):
     private=("prediction_noise",),
     returns={"outputs": EMBEDDED},
 )
-@dataclass(frozen=True)
-class HostSteps(Update):
-    """A noisy step for each learning rate (`NoisySteps`), then embeddings, with noise if that is given too."""
+@dataclass(frozen=True, kw_only=True)
+class HostSteps(NoisyDescent):
+    """Noisy steps (`NoisySteps`), then embeddings, with noise if that is given too."""
 
-    rates: Rates
-    noise: SampleNoise
     proximal: float
     momentum: NotNegative
     prediction_noise: PredictionNoise | None = None
+    wire: Narrow | None = None
 
     def run(self, table: LocalTable, view: str, encoding: str, model: str, rows: Array) -> Values:
         """From the gradient by embeddings, summed over joined rows."""
@@ -118,4 +141,16 @@ class HostSteps(Update):
         table.count_embeddings(view, part.model.spec.outputs)
         with unchanged_if_refused(part):  # also where there is no memory for what travels
             found = descended(part, steps, self.rates, self.momentum, 0.0, self.prediction_noise)
-            return {"outputs": shaped(found, table.wire)}
+            return {"outputs": shaped(found, self.wire or table.wire)}
+
+    def problem(self, model: str) -> dict[str, Any]:
+        """The proximal term; the gradient by embeddings is sent with the first step."""
+        return {"model": model, "proximal": self.proximal}
+
+    def descend(self, part: TableParameters, sums: Array, rate: float) -> None:
+        """With momentum."""
+        part.descend(sums, rate, self.momentum, 0.0)
+
+    def shown(self, part: TableParameters) -> dict[str, Any]:
+        """Embeddings with the new parameters."""
+        return {"theta": part.theta}

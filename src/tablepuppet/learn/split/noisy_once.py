@@ -19,13 +19,14 @@ import numpy as np
 from tablepuppet.arrays import Floats
 from tablepuppet.learn.loss.joined_loss import JoinedLoss
 from tablepuppet.learn.noise.plan import StepNoise
+from tablepuppet.learn.private.steps import NoisySums
 from tablepuppet.learn.rounds import Round
 from tablepuppet.learn.split.exchange import Exchange
 from tablepuppet.learn.split.model import Embeddings
 from tablepuppet.learn.split.noisy_nat import GuestSteps, HostSteps
 from tablepuppet.learn.split.once import OnceModel
 from tablepuppet.learn.split.train import learn_by_batches
-from tablepuppet.learn.tables.steps import RowGradients
+from tablepuppet.learn.tables.steps import RowGradients, Stepped, Updates
 from tablepuppet.learn.threads import need_torch, one_thread
 
 AT_ONCE = 50  # noisy steps of a request
@@ -50,7 +51,9 @@ class NoisyOnce:
         rates = {alias: self._rate(alias, GUEST_RATE, 1.0) * falling for alias in self.model.guests}
         for start in range(0, self.steps, AT_ONCE):
             some = slice(start, start + AT_ONCE)
-            self.model.step({alias: GuestSteps(seed, rate[some], self._of(alias)) for alias, rate in rates.items()})
+            self._step(
+                {a: GuestSteps(seed=seed, rates=rate[some], noise=self._of(a)) for a, rate in rates.items()}, None
+            )
             report(min(start + AT_ONCE, self.steps))
 
     def learn(
@@ -65,13 +68,21 @@ class NoisyOnce:
         for number, shares in enumerate(falling, start=1):
             self._learn_top(known, loss, lr, size, seed + 2 * number)
             proximal, hidden = loss.most_curvature / len(loss.rows), self.noise.of_predictions(self.noise.clip)
-            steps = HostSteps(rate * shares, self._of(host), proximal, MOMENTUM, hidden)
-            known |= model.step({host: steps}, RowGradients({host: self._gradient(host, known, loss)})).predictions
+            steps = HostSteps(
+                rates=rate * shares, noise=self._of(host), proximal=proximal, momentum=MOMENTUM,
+                prediction_noise=hidden, wire=model.narrow,
+            )  # fmt: skip
+            known |= self._step({host: steps}, RowGradients({host: self._gradient(host, known, loss)})).predictions
             self.noise.steps += len(shares)
-            self.noise.images += 1
+            self.noise.predicted += 1
             done = self._learn_top(known, loss, lr, size, seed + 2 * number + 1)
             if report(replace(done, number=number)):
                 break
+
+    def _step(self, updates: Updates, rows: RowGradients | None) -> Stepped:
+        """Noisy steps of some tables, whoever holds their parameters."""
+        self.model.over = NoisySums(self.model, dict(self.model.shared))
+        return self.model.step(updates, rows)
 
     def _learn_top(self, known: Embeddings, loss: JoinedLoss, lr: float, size: int, seed: int) -> Round:
         """Some epochs of the top network alone; the last of them."""
@@ -93,5 +104,7 @@ class NoisyOnce:
 
     def _rate(self, alias: str, usual: float, rest: float) -> float:
         """A learning rate, lower where noise would move parameters by more than `WALK` over all steps."""
-        length = self.noise.length(alias, self.model.table_model(alias).size, self.model.rows(alias))
+        length = self.noise.length(
+            alias, self.model.table_model(alias).size * self.model.lou.shards(alias), self.model.rows(alias)
+        )
         return min(usual * rest, rest * WALK / (length * math.sqrt(self.steps)))

@@ -254,7 +254,7 @@ class OnceModel(SplitModel):
         Zeros stand in for a guest that is lost.
         """
         if self.noise is not None:
-            self.noise.images += 1
+            self.noise.predicted += 1
         asked = [(client, super(OnceModel, self).ask_outputs(client, self.guests, self._zeros)) for client in clients]
         for client, read in asked:
             self._messages[client.session, client.view] = read()
@@ -280,13 +280,13 @@ class OnceModel(SplitModel):
         asked = [alias for alias in listed if alias not in known]
         read = super().ask_outputs(client, asked, instead)
         if asked and self.noise is not None:
-            self.noise.images += 1
+            self.noise.predicted += 1
         held = {alias: known[alias] for alias in listed if alias in known}
         return lambda: read() | held
 
     def noise_of(self, alias: str, theta: Array | None = None) -> dict[str, Any]:
         """The arguments for noise on a table's embeddings."""
-        if self.noise is not None and self.noise.image is not None:
+        if self.noise is not None and self.noise.prediction is not None:
             return {"noise": self.noise.of_predictions(self.noise.clip)}
         return {"blur": self.blur} if self.blur and alias in self.guests else {}
 
@@ -295,7 +295,7 @@ class OnceModel(SplitModel):
         super().begin(seed, zero=zero if self.noise is None else [self.host])
 
     @property
-    def are_noisy(self) -> bool:
+    def has_noisy_parameters(self) -> bool:
         """Whether parameters come from noisy values only."""
         return self.noise is not None
 

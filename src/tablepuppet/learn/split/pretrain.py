@@ -82,7 +82,7 @@ def shard_error(
     table: LocalTable, view: str, encoding: str, spec: TabNet, theta: Array, places: Places, counts: Places,
     decoded: Array, sums: Array, joined: Positive, hiding: Hiding,
 ) -> Values:  # fmt: skip
-    """The same for a shard, with parameters that the coordinator sends, and the gradient by these.
+    """`error` for a shard, with parameters that the coordinator sends, and the gradient by these.
 
     ``sums`` are those of whole columns over the ``joined`` rows of the batch.
     """

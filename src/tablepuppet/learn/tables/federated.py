@@ -35,7 +35,7 @@ class FederatedModel(Holders):
     ):  # fmt: skip
         super().__init__(client, encoding, wire, unit)
         self.spec, self.l2, self.noise = spec, l2, noise
-        self.loj = LearningOverJoin(rows)
+        self.loj = LearningOverJoin(rows, spec.head)
         self.mean = np.zeros(spec.outputs)  # mean prediction over training rows, absorbed by the intercept
         self.square = 0.0  # |theta|^2, as the last noisy steps left it
 
@@ -75,9 +75,9 @@ class FederatedModel(Holders):
     # Predictions.
 
     @property
-    def is_noisy(self) -> bool:
+    def has_noisy_outputs(self) -> bool:
         """Whether predictions have noise."""
-        return self.noise is not None and self.noise.image is not None
+        return self.noise is not None and self.noise.prediction is not None
 
     def prediction_bound(self, alias: str, theta: Array | None) -> float | None:
         """The clipping bound of noisy predictions; ``theta`` is None if the party holds the parameters."""
@@ -85,7 +85,7 @@ class FederatedModel(Holders):
 
     def noise_of(self, alias: str, theta: Array | None = None) -> dict[str, Any]:
         """The noise of predictions, with their clipping bound."""
-        if self.noise is None or self.noise.image is None:
+        if self.noise is None or self.noise.prediction is None:
             return {}
         return {"noise": self.noise.of_predictions(self.prediction_bound(alias, theta))}
 
@@ -111,15 +111,15 @@ class FederatedModel(Holders):
 
     def _count_predictions(self) -> None:
         """Count one noisy prediction of all tables, whoever holds the parameters."""
-        if self.noise is not None and self.is_noisy:
-            self.noise.images += 1
+        if self.noise is not None and self.has_noisy_outputs:
+            self.noise.predicted += 1
 
     def score(self, client: Client, rows: JoinedRows, *, learning: bool = False) -> None:
         """Write the scores of a relation's rows; noisy ones are shrunk by their share of noise."""
         read = self.ask_outputs(client, self.tables, self.instead(client) if learning else None)
         self._count_predictions()  # after parameters were fetched, which may be refused
-        LearningOverJoin(rows).gather(read())
-        if self.is_noisy:
+        LearningOverJoin(rows, self.spec.head).gather(read())
+        if self.has_noisy_outputs:
             rows.each(calm, self.mean, self.noise_ratio)
         if self.unit != 1.0:
             rows.each(_scale, self.unit)
@@ -130,24 +130,24 @@ class FederatedModel(Holders):
 
         These are about as large as parameters, and bounded.
         """
-        if self.noise is None or self.noise.image is None:
+        if self.noise is None or self.noise.prediction is None:
             return 0.0
         most = len(self.tables) * self.noise.clip**2
-        return most * self.noise.image**2 / max(min(self.square, most), 1e-300)
+        return most * self.noise.prediction**2 / max(min(self.square, most), 1e-300)
 
     # What is saved.
 
     @property
-    def are_noisy(self) -> bool:
+    def has_noisy_parameters(self) -> bool:
         """Whether parameters come from noisy values only."""
         return self.noise is not None
 
     def _noise_to_keep(self) -> KeptNoise | None:
         """The noise of predictions after the model is loaded, in the label's own units; None: no noise."""
-        if self.noise is None or self.noise.image is None:
+        if self.noise is None or self.noise.prediction is None:
             return None
         bounds = {alias: bound * self.unit for alias, bound in self.kept_bounds().items()}
-        return KeptNoise(self.noise.image, bounds, tuple((self.unit * self.mean).tolist()), self.noise_ratio)
+        return KeptNoise(self.noise.prediction, bounds, tuple((self.unit * self.mean).tolist()), self.noise_ratio)
 
     def kept_bounds(self) -> dict[str, float]:
         """The clipping bound of noisy predictions, by table."""

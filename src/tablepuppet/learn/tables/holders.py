@@ -103,7 +103,7 @@ class TableOutputs(ABC):
         return {}
 
     @property
-    def is_noisy(self) -> bool:
+    def has_noisy_outputs(self) -> bool:
         """Whether outputs are corrected for their noise: then there are no substitutes, which would have none."""
         return False
 
@@ -124,13 +124,13 @@ class TableOutputs(ABC):
     def ask_held(self, lou: LearningOverUnion, aliases: Iterable[str], instead: Instead | None) -> Pending:
         """Ask for outputs of base rows with parameters that parties hold."""
         arguments = {alias: self.noise_of(alias) for alias in aliases}
-        instead = None if self.is_noisy else instead
+        instead = None if self.has_noisy_outputs else instead
         return lou.ask(self.held_op, arguments, by_alias=arguments, instead=instead, **self.at_party, **self.precision)
 
     def ask_applied(self, lou: LearningOverUnion, thetas: Mapping[str, Array], instead: Instead | None) -> Pending:
         """Ask for outputs of base rows with parameters that the coordinator sends."""
         arguments = {alias: given | self.noise_of(alias, thetas[alias]) for alias, given in self.sent(thetas).items()}
-        instead = None if self.is_noisy else instead
+        instead = None if self.has_noisy_outputs else instead
         return lou.ask(self.sent_op, arguments, by_alias=arguments, instead=instead, **self.precision)
 
     def read(self, client: Client, replies: Replies, aliases: Iterable[str]) -> dict[str, Floats]:
@@ -138,7 +138,7 @@ class TableOutputs(ABC):
         return self.joined(replies, aliases)
 
     def joined(self, replies: Replies, aliases: Iterable[str]) -> dict[str, Floats]:
-        """The same."""
+        """The outputs of shards, one after the other."""
         return {alias: LearningOverUnion.concatenate(replies[alias], "outputs") for alias in aliases}
 
 
@@ -190,7 +190,7 @@ class Holders(TableOutputs):
         return self.unit
 
     @property
-    def are_noisy(self) -> bool:
+    def has_noisy_parameters(self) -> bool:
         """Whether parameters come from noisy values only."""
         return False
 
@@ -277,8 +277,9 @@ class Holders(TableOutputs):
         facts = self.over.step(updates, rows) if self.together else {}
         parts = self.shared.items() if rows is None or rows.shows else ()
         wanted = {alias: shown for alias, part in parts if alias in updates and (shown := updates[alias].shown(part))}
-        applied = self.ask_shown(wanted, rows, instead)
-        predictions, missed = self.joined(applied.read(), wanted), {alias: applied.missed(alias) for alias in wanted}
+        applied = self.ask_shown(wanted, rows, instead) if wanted else None
+        predictions = {} if applied is None else self.joined(applied.read(), wanted)
+        missed = {} if applied is None else {alias: applied.missed(alias) for alias in wanted}
         replies = held.read()
         lost = frozenset(alias for alias in asked if any(held.missed(alias)))
         predictions |= self.joined(replies, [alias for alias in asked if "outputs" in replies[alias][0]])
@@ -301,8 +302,8 @@ class Holders(TableOutputs):
             if rows is None or not rows.is_batch:
                 arguments[alias] |= self.noise_of(alias, shown["theta"])
         return self.lou.ask(
-            self.sent_op, arguments, by_alias=arguments, instead=None if self.is_noisy else instead, **self.precision,
-            by_shard=None if rows is None else rows.shown,
+            self.sent_op, arguments, by_alias=arguments, instead=None if self.has_noisy_outputs else instead,
+            by_shard=None if rows is None else rows.shown, **self.precision,
         )  # fmt: skip
 
     # Who is lost.
@@ -327,7 +328,7 @@ class Holders(TableOutputs):
         """The parameters of some tables; parties are asked only for those that the coordinator does not hold."""
         listed = list(aliases)
         alone = [alias for alias in listed if alias in self.alone]
-        noisy = self.are_noisy
+        noisy = self.has_noisy_parameters
         pending = self.lou.ask("model.parameters", alone, model=self.name, noisy=noisy) if alone else None
         thetas = {alias: self.shared[alias].theta for alias in listed if alias in self.together}
         replies = pending.read() if pending else {}
@@ -392,4 +393,4 @@ class Holders(TableOutputs):
 
 def _op_of(updates: Updates) -> str:
     """The op of all updates; none if there are none."""
-    return next((update.op for update in updates.values()), "")
+    return next(iter(updates.values())).op if updates else ""

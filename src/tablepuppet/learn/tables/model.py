@@ -25,6 +25,7 @@ from numpy.typing import NDArray
 
 from tablepuppet.arrays import Array, Floats
 from tablepuppet.errors import LearnError, PartyError, PrivacyError
+from tablepuppet.operators.loj import Head, SumHead
 from tablepuppet.party.allowance import check_memory, check_reply, check_time
 from tablepuppet.prep.encode.encoded_table import EncodedTable, check_length
 
@@ -52,6 +53,16 @@ class TableSpec(msgspec.Struct, frozen=True):
 
 class Spec(TableSpec, frozen=True):
     """A model whose outputs are scores, one per number or class."""
+
+    @property
+    def head(self) -> Head:
+        """How the outputs of tables are put together: by default they add up."""
+        return SumHead()
+
+    @property
+    def adds_up(self) -> bool:
+        """Whether scores are sums of the outputs of tables: noise and most solvers take that for granted."""
+        return isinstance(self.head, SumHead)
 
     def theta_shape(self, width: int) -> tuple[int, ...]:
         """The shape of the parameters of a table with ``width`` encoded columns."""

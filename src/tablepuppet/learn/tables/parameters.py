@@ -155,7 +155,7 @@ def parameters_of(
 
 
 def noisy_parameters(table: LocalTable, model: str, family: type[TableSpec] = Spec) -> TableParameters:
-    """The same for noisy releases: PrivacyError unless the parameters come from noisy values only."""
+    """`parameters_of` for noisy releases: PrivacyError unless the parameters come from noisy values only."""
     part = parameters_of(table, model, family)
     table.check_noisy()
     return part

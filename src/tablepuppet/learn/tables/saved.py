@@ -66,7 +66,7 @@ class Saved(TableOutputs):
         """Ask for outputs, and count those with noise."""
         read = super().ask_outputs(client, aliases, instead)
         if self.noise and self.spent is not None:
-            self.spent.images += 1
+            self.spent.predicted += 1
         return read
 
     def parameters(self) -> dict[str, Array]:
@@ -127,7 +127,7 @@ class SavedModel(Saved):
 
     def score(self, client: Client, rows: JoinedRows, *, learning: bool = False) -> None:
         """Write the sum over tables for the rows of a relation; noisy ones are shrunk by their share of noise."""
-        LearningOverJoin(rows).gather(self.ask_outputs(client, self.tables)())
+        LearningOverJoin(rows, self.spec.head).gather(self.ask_outputs(client, self.tables)())
         if (noise := self.stored.noise) is not None:
             rows.each(calm, np.array(noise.mean), noise.square)
 

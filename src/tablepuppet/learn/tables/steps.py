@@ -53,8 +53,7 @@ class Update:
     @property
     def arguments(self) -> dict[str, Any]:
         """The arguments of the op that are the update's own."""
-        found = {each.name: (getattr(self, each.name), each.default) for each in fields(self)}
-        return {name: value for name, (value, default) in found.items() if value is not default}
+        return {each.name: given for each in fields(self) if (given := getattr(self, each.name)) is not each.default}
 
     def take(self, part: TableParameters, sums: Array, total: Array) -> Facts:
         """Do it, whoever holds the parameters; return what is released beside predictions.

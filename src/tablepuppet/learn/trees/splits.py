@@ -206,7 +206,7 @@ class SplitTable(TableModel):
         return np.zeros(self.shape)
 
     def rescaled(self, theta: Array, unit: float) -> Array:
-        """The same: thresholds are in units of columns."""
+        """Thresholds are in units of columns: nothing changes."""
         return theta
 
     def forward(self, theta: Array, rows: Any, sums: BatchSums | None = None) -> Forward:
