@@ -33,7 +33,7 @@ SLOW = {
     "learn/test_allowance.py::test_auto_fits_the_limit",
     "learn/test_allowance.py::test_in_this_process_there_is_no_limit",
     "learn/test_allowance.py::test_settings_beyond_the_limit_are_refused_before_the_first_round",
-    "learn/test_budget_check.py",
+    "learn/test_checks.py",
     "learn/test_consensus.py",
     "learn/test_convergence.py",
     "learn/test_defaults.py",

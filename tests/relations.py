@@ -88,8 +88,12 @@ def party_of(engine: Engine, name: str) -> Party:
 def hide_order(fed: tp.Federation) -> None:
     """Let parties give row ids in a secret order, as they do where the coordinator is another process."""
     for name in fed.engine.parties:
-        party = party_of(fed.engine, name)
-        party._row_secret = f"the secret of {name}".encode()
+        order_rows_by(party_of(fed.engine, name), f"the secret of {name}".encode())
+
+
+def order_rows_by(party: Any, secret: bytes) -> None:
+    """Let a party that has been built give row ids in the order of another secret."""
+    party._row_secret = party._readings._row_secret = secret
 
 
 @dataclass(frozen=True)
@@ -151,7 +155,13 @@ def record_wire(monkeypatch: pytest.MonkeyPatch) -> list[Message]:
 
 def round_as_services(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let parties in this process round their values to the precision of the wire, as services do."""
-    monkeypatch.setattr(Session, "wire", property(lambda session: session.settings.wire))
+    opened = Session._open
+
+    def opening(session: Session) -> None:
+        session.wire = session.settings.wire
+        opened(session)
+
+    monkeypatch.setattr(Session, "_open", opening)
 
 
 def warnings_of(fed: tp.Federation) -> list[tp.Event]:

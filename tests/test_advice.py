@@ -542,6 +542,7 @@ def test_what_is_advised_works(shop: Shop, case: Advice) -> None:
 
 
 NO_REFUSAL = "no refusal"
+PAGE = "a sentence of a page, not a refusal"
 OTHERS = {
     "train the job again, with --overwrite": "followed in tests/test_run_folder.py",
     "so this run cannot go on from it: train it again, with --overwrite": "followed in tests/test_run_folder.py",
@@ -563,6 +564,15 @@ OTHERS = {
     "this user may not listen at port": "root, who may run tests, may listen at every port",
     "this federation does not have them: add them to it": "needs services that keep parts of models",
     "say whose certificate it is: add --party": "issued in tests/test_cli_keys.py",
+    "name one federation file, and run folders": "refused and followed in tests/monitor/test_pages.py",
+    "name a federation file, a run folder or a folder with runs": "refused and followed in tests/monitor/test_pages.py",
+    "cannot be listened at ({}): name another with --port": "refused and followed in tests/monitor/test_pages.py",
+    "another program keeps its events in": "followed in tests/test_callbacks.py",
+    ", then compare them.": PAGE,
+    "No party is known yet": PAGE,
+    "List the column in categorical": PAGE,
+    "Correct what the error names": PAGE,
+    "round {} of at most {}": PAGE,
 }
 
 

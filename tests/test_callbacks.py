@@ -25,6 +25,7 @@ def test_a_program_keeps_its_events(tmp_path: Path) -> None:
     assert {"run.begins", "opened", "trip", "fit.begins", "fit", "fitted"} <= names
     with pytest.raises(tp.ConfigError, match="another program keeps its events"):
         tp.callbacks.Keep(tmp_path / "mine")
+    tp.callbacks.Keep(tmp_path / "other")
     keep._file.end("finished")
     tp.callbacks.Keep(tmp_path / "mine")
 

@@ -120,6 +120,7 @@ def test_what_has_no_row_of_the_table(fed: tp.Federation) -> None:
     model = tp.LinearRegression().fit(relation)
     with pytest.raises(tp.PartyError, match="rows of a subquery over 'orders' have no columns"):
         model.predict(relation, ids=["f.n"])
+    assert len(model.predict(relation, ids=["c.id"])) == len(relation)
     with pytest.raises(tp.PartyError, match="rows of a subquery over 'orders' are no rows"):
         model.predict(relation, deliver_to="shop")
     noise = tp.Privacy(feature_epsilon=1.0)
@@ -190,9 +191,16 @@ def test_a_table_that_demands_noise_has_no_views(tmp_path: Path) -> None:
         attacked(tmp_path, GROUPS, "budget = { epsilon = 5.0, delta = 1e-6, require_dp = true }")
 
 
+WITH_OTHER = {"amount": "DOUBLE", "code": "VARCHAR", "other": "BIGINT"}  # it may be a key, and no feature or filter
+
+
 @pytest.mark.parametrize(
     "changed",
     [
+        {"columns": {"TOTAL": "max(other)", "total": "sum(amount)"}, "read": WITH_OTHER},
+        {"columns": {"total": "sum(amount)", "__position": "max(other)"}, "read": WITH_OTHER},
+        {"columns": {"total": "sum(amount)", "amount": "max(other)"}, "having": "amount > 6", "read": WITH_OTHER},
+        {"columns": {"other": "sum(amount)"}},
         {"columns": {"total": "(SELECT max(amount) FROM cards)"}},
         {"columns": {"total": "sum(getenv('HOME'))"}},
         {"columns": {"total": "sum(sum(amount))"}},
@@ -211,7 +219,7 @@ def test_a_table_that_demands_noise_has_no_views(tmp_path: Path) -> None:
     ],
 )
 def test_a_view_that_is_none_is_refused(tmp_path: Path, changed: dict[str, Any]) -> None:
-    """A party checks every expression that it is sent, and writes the SELECT itself."""
+    """A party checks every expression that it is sent, and writes the SELECT itself: no name stands for another one."""
     with pytest.raises(tp.TablePuppetError):
         attacked(tmp_path, GROUPS, **changed)
 

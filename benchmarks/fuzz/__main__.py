@@ -39,6 +39,7 @@ from .worlds import (
     FEW,
     LABELS,
     LEAST,
+    Query,
     Seen,
     World,
     difference,
@@ -81,7 +82,9 @@ def run_private(folder: Path, seed: int, counts: Counter[tuple[str, str]], reque
     rng = np.random.default_rng([seed, 1])
     rows, labels = int(rng.choice(ROWS)), bool(rng.random() < 0.3)
     cells = random_table(rng, rows)
-    worlds = [World(folder / "a", cells, strict()), World(folder / "b", neighbour(rng, cells, labels), strict())]
+    query = Query.drawn(seed, grouped=False)
+    both = {"a": cells, "b": neighbour(rng, cells, labels)}
+    worlds = [World(folder / name, each, strict(), query=query) for name, each in both.items()]
     for world in worlds:
         world.counts_calls = seed % COUNTED == 0
     _compare_all("open", {}, [world.open() for world in worlds], labels, counts)
@@ -107,7 +110,8 @@ def run_private(folder: Path, seed: int, counts: Counter[tuple[str, str]], reque
 def run_open(folder: Path, seed: int, counts: Counter[tuple[str, str]], requests: int = REQUESTS) -> None:
     """One session with a table that demands nothing; `FoundError` if an op crashes, or answers without bound."""
     rng = np.random.default_rng([seed, 2])
-    world = World(folder / "c", _mild(random_table(rng, int(rng.choice([0, 1, 8])))), Policy())
+    cells = _mild(random_table(rng, int(rng.choice([0, 1, 8]))))
+    world = World(folder / "c", cells, Policy(), query=Query.drawn(seed))
     opened = world.open()
     if opened.error is not None:
         counts["open", opened.error[0]] += 1
@@ -128,7 +132,8 @@ def run_pooled(folder: Path, seed: int, counts: Counter[tuple[str, str]], reques
     """
     rng = np.random.default_rng([seed, 3])
     policy, outputs = pooling(rng), {name: name for name in (*FEATURES, *LABELS)}
-    worlds = [World(folder / str(n), cells, policy, outputs) for n, cells in enumerate(few_cells(rng))]
+    query = Query.drawn(seed)
+    worlds = [World(folder / str(n), cells, policy, outputs, query) for n, cells in enumerate(few_cells(rng))]
     rows = worlds[0].rows
     families = {"z": "number", "t": "text", "d": "date"}
     maker = Maker(rng, Shapes(rows, list(outputs), ["x", "z", "d"], ["t"], list(LABELS), families))
@@ -159,7 +164,8 @@ def run_together(folder: Path, seed: int, counts: Counter[tuple[str, str]]) -> N
     rules = {name: ColumnRule(Use.FEATURE, Level.AGGREGATE) for name in (*FEATURES, *LABELS)}
     policy = Policy(others=replace(pooling(rng).others or TableRule(), columns={**rules, "id": ColumnRule(Use.KEY)}))
     outputs = {name: name for name in rules}
-    worlds = [World(folder / str(n), cells, policy, outputs) for n, cells in enumerate(few_together(rng))]
+    query = Query.drawn(seed)
+    worlds = [World(folder / str(n), cells, policy, outputs, query) for n, cells in enumerate(few_together(rng))]
     none = np.zeros((0, 16), np.uint8)
     pair = {"columns": ["t", "y"], "families": ["text", "text"], "blinding": "b", "most": 9}
     bucket = {"columns": ["x"], "places": np.zeros(1, np.int32), "depth": 0, "prefixes": np.zeros(1, np.uint64)}

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 from unittest import mock
 
 import numpy as np
@@ -38,6 +38,7 @@ from tablepuppet.party.service import Party
 from tablepuppet.privacy.accountant import Spending
 from tablepuppet.privacy.noise import SLACK, gaussian_grid, summed_steps
 from tablepuppet.sql.plan import KeySpec, Scan
+from tablepuppet.sql.view import View
 
 from .arguments import Maker, Shapes
 
@@ -174,12 +175,33 @@ def pooling(rng: np.random.Generator) -> Policy:
     return Policy(others=TableRule(rules, others=None, min_group=LEAST))
 
 
+GROUPED = View({"id": "id", **{name: f"max({name})" for name in TYPES if name != "id"}}, TYPES, groups=("id",))
+"""A subquery whose groups are the rows of the table."""
+
+
+class Query(NamedTuple):
+    """What a query is, beside what it selects."""
+
+    outer: bool = False  # an outer join, by which the table has the missing row
+    grouped: bool = False  # over a subquery
+
+    @classmethod
+    def drawn(cls, seed: int, grouped: bool = True) -> Query:
+        """One of a seed; ``grouped``: whether it may be over a subquery."""
+        outer, over = np.random.default_rng([seed, 9]).random(2) < 0.3
+        return cls(bool(outer), bool(over) and grouped)
+
+
+PLAIN = Query()
+
+
 class World:
     """A party with one table, and one session with it, over columns that ``outputs`` names."""
 
     def __init__(
-        self, folder: Path, cells: Mapping[str, list[Any]], policy: Policy, outputs: Mapping[str, str] = SELECTED
-    ):
+        self, folder: Path, cells: Mapping[str, list[Any]], policy: Policy, outputs: Mapping[str, str] = SELECTED,
+        query: Query = PLAIN,
+    ):  # fmt: skip
         folder.mkdir(parents=True)
         types = {"BIGINT": pa.int64(), "DOUBLE": pa.float64(), "VARCHAR": pa.string(), "DATE": pa.date32()}
         arrays = {name: pa.array(cells[name], types[kind]) for name, kind in TYPES.items()}
@@ -190,8 +212,9 @@ class World:
         self.party = Party("p", open_database("p", f"parquet://{folder}"), b"k" * 32, policy)
         self.party._noise_secret = b"n" * 32  # both worlds draw the same samples
         key = KeySpec("id", ("id",), ("number",))
-        self.scan = Scan("p", "t", "t", TYPES, outputs, ("",), (key,), (), ())
-        self.rows, self._seen, self._session = len(cells["id"]), Seen(), SESSION
+        view = GROUPED if query.grouped else None
+        self.scan = Scan("p", "t", "t", TYPES, outputs, ("",), (key,), (), (), missing=query.outer, view=view)
+        self.rows, self._seen, self._session = len(cells["id"]) + query.outer, Seen(), SESSION
         self.counts_calls = False  # which doubles the time of a session
 
     def open(self) -> Seen:

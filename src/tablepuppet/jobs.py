@@ -23,7 +23,7 @@ from tablepuppet.federation import Federation, Planned
 from tablepuppet.learn.learners import LEARNERS, load
 from tablepuppet.learn.learners.learner import Learner
 from tablepuppet.learn.loss.measures import Metrics
-from tablepuppet.learn.private.budget_check import check_budget, funds_of
+from tablepuppet.learn.private.checks import check_budget, funds_of
 from tablepuppet.learn.private.fit_plan import Planning
 from tablepuppet.learn.selection.search import GridSearch, RandomSearch
 from tablepuppet.learn.selection.search_prep import PREP, plain

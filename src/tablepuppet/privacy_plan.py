@@ -15,8 +15,7 @@ from typing import Any
 from tablepuppet.errors import PrivacyError
 from tablepuppet.federation import Federation
 from tablepuppet.jobs import make_learner, read_job
-from tablepuppet.learn.private.budget_check import check_budget, funds_of
-from tablepuppet.learn.private.demanded import known_otherwise
+from tablepuppet.learn.private.checks import check_budget, funds_of, known_otherwise
 from tablepuppet.learn.private.feature_promise import FeaturePromise, known_columns
 from tablepuppet.learn.private.fit_plan import PlannedFit, Planning
 from tablepuppet.learn.private.report import GROUPS, PrivacyReport, Uses, promised, shown

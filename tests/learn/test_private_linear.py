@@ -7,6 +7,7 @@ import math
 import re
 import struct
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, cast
 
 import numpy as np
@@ -47,6 +48,7 @@ class Exact:
     def __init__(self, data: EncodedTable):
         rows = np.arange(len(data.dense))
         self.rows = RelationRows(rows, np.ones_like(rows))
+        self.snapshot = SimpleNamespace(scan=SimpleNamespace(alias="t"))
         self.state = {"v/e": EncodedShard(SealedTable.of(data), self.rows, private=True)}
         self.values, self.sensitivity = np.zeros(0), 0.0
 

@@ -13,6 +13,7 @@ import pytest
 import tablepuppet as tp
 from tablepuppet.jobs import Run
 from tablepuppet.party.policy import ColumnRule, Policy, TableRule
+from tablepuppet.runs.event_file import FAILED
 from tablepuppet.wire.flight_server import FlightServer
 from tests.relations import write_party
 from tests.wire.services import calling, served
@@ -68,7 +69,7 @@ def job(folder: Path, servers: dict[str, FlightServer], text: str) -> tuple[Run,
 def test_a_job_is_refused_before_it_is_trained(
     tmp_path: Path, servers: dict[str, FlightServer], text: str, side: str, mended: str
 ) -> None:
-    """Whichever side is too small: nothing was asked that a fit asks, and no folder is left; with more rows it runs."""
+    """Whichever side is too small: nothing was asked that a fit asks, and no record is left; with more rows it runs."""
     run, events = job(tmp_path, servers, text)
     advice = "hold out less, or check the query with explain" if side == "train" else "hold out more, or nothing"
     with pytest.raises(
@@ -78,7 +79,7 @@ def test_a_job_is_refused_before_it_is_trained(
     ):
         run.train()
     assert ops(events) <= BEFORE | {"columns.numbers", "label.numbers"}  # a split by time asks for times
-    assert not (tmp_path / "run").exists()
+    assert [path.name for path in (tmp_path / "run").iterdir()] == [FAILED]  # how it failed, for the monitor
     assert job(tmp_path, servers, mended)[0].train()["metrics"]
 
 

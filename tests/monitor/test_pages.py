@@ -15,6 +15,8 @@ from typing import Any
 
 import pytest
 
+from tablepuppet.cli.commands import monitor
+from tablepuppet.errors import ConfigError
 from tests import warm
 from tests.monitor.writing import HOSTILE, begin, learn
 from tests.small_job import write_job
@@ -123,6 +125,24 @@ def test_who_has_no_token_gets_nothing(address: str) -> None:
         first = "GET /_nicegui_ws/socket.io/?EIO=4&transport=websocket HTTP/1.1", "Host: 127.0.0.1"
         line.sendall("\r\n".join([*first, *upgrade, "Sec-WebSocket-Version: 13", "", ""]).encode())
         assert b" 403 " in line.recv(100)
+
+
+def test_what_cannot_be_watched_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What does not exist, two federation files, and a port that is taken; as advised, it is served."""
+    file, other = tmp_path / "one.toml", tmp_path / "two.toml"
+    file.touch()
+    other.touch()
+    with pytest.raises(ConfigError, match="does not exist: name a federation file, a run folder or a folder with"):
+        monitor([tmp_path / "runs"])
+    with pytest.raises(ConfigError, match="name one federation file, and run folders"):
+        monitor([file, other])
+    served: list[Any] = []
+    monkeypatch.setattr("uvicorn.Server.run", lambda self, sockets: served.extend(sockets))
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        with pytest.raises(ConfigError, match=r"port \d+ cannot be listened at .*: name another with --port"):
+            monitor([tmp_path], port=taken.getsockname()[1])
+        monitor([tmp_path], port=0)
+    assert [each.close() for each in served] == [None]
 
 
 @needs_browser

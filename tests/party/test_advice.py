@@ -566,6 +566,7 @@ NOTHING_ASKED = "what it advises is to ask for less"
 OWN_REQUEST = "an analyst's own request, or one after a restart, which this package does not write so"
 STATE_FILES = "refused in tests/party/test_state.py, which does what it says"
 OTHERS = {
+    "rows of a subquery over {} have no columns of the table": "refused and followed in tests/test_views.py",
     "name a table, its columns and their types, as in": "tried in tests/party/test_outlook.py",
     "so the job ends here; run the same command": "tests/party/test_approval.py does so",
     "the certificate of this party ends in": "a warning; a new one is issued in tests/service/test_reload.py",

@@ -22,7 +22,7 @@ from tablepuppet.prep.columns.noisy_sums import BINS, CATEGORIES, COUNTS, MOMENT
 from tablepuppet.prep.explore.describe import Description
 from tablepuppet.prep.explore.noisy_distribution import COARSE, FINE, NoisyDistribution
 from tablepuppet.privacy.accountant import gaussian_epsilon
-from tests.learn.test_budget_check import World
+from tests.learn.test_checks import World
 from tests.party.policed import federation as policed
 from tests.party.policed import open_party, write_file
 from tests.privacy.bounded import bounded_federation

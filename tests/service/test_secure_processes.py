@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 
 import tablepuppet as tp
+from tablepuppet.runs.event_file import FAILED
 from tests import warm
 from tests.learn.materialised import ALL, JOIN, shop
 from tests.relations import federation
@@ -125,7 +126,7 @@ def test_a_silent_party_ends_a_job(services: Services) -> None:
     assert process.returncode != 0
     assert "would unmask what it holds, so the session ends" in told
     assert "tablepuppet resume" not in told
-    assert not (services.folder / "silent").exists()
+    assert [path.name for path in (services.folder / "silent").iterdir()] == [FAILED]
 
 
 @pytest.mark.parametrize("mode", ["fail", "wait"])

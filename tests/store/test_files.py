@@ -203,6 +203,7 @@ ELSEWHERE = {
     "party/kept.py": "parts of an earlier version: checks the digest that they have",
     "run_folder.py": "a job that the user wrote, and copies of it with its digest",
     "runs/event_file.py": "lines of a log for people: one that is none is left out",
+    "monitor/audit_state.py": "lines of the audit log for a page; `party audit` is what checks their marks",
     "monitor/run_files.py": "reads for people what it does not rely on, and /proc",
     "monitor/pages.py": "its own style and script",
     "store/folder.py": "locks a folder; digests of files, beside facts",

@@ -27,7 +27,7 @@ from tablepuppet.wire.flight_server import FlightServer
 from tablepuppet.wire.flight_transport import FlightTransport
 from tablepuppet.wire.protocol import VERSION, BusyError, read_reply
 from tests.learn.materialised import ALL, JOIN, shop
-from tests.relations import collect_garbage, in_process, party_of, write_party
+from tests.relations import collect_garbage, in_process, order_rows_by, party_of, write_party
 from tests.wire.services import KEY, Certificates, calling, served
 
 SQL = f"SELECT {ALL}, o.returned {JOIN}"
@@ -72,7 +72,7 @@ def test_the_same_as_in_one_process(
     near_fed = tp.Federation(urls, wire=wire)
     parties = {name: party_of(near_fed.engine, name) for name in urls}
     for name, party in parties.items():  # the order of rows is a secret of party and caller: these have the same
-        party._row_secret = name.encode()
+        order_rows_by(party, name.encode())
     near_fed.engine = in_process(parties, "analyst")
     found = []
     for fed in (calling(services, certificates, wire=wire), near_fed):

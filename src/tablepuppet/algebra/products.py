@@ -9,7 +9,7 @@ each joined row, which `JoinedRows` holds. Then
 
 Over the shards of a table T V concatenates and T^T U adds up. Nothing as long as the joined rows crosses the wire. What
 is asked before a result is read shares a trip. A table computes at its parties, or here if it was collected
-(`placement.py` decides). X^T X is in gram.py.
+(`placement.py` decides). X^T X is in column_products.py.
 """
 
 from __future__ import annotations

@@ -72,6 +72,9 @@ def _notes(error: BaseException | None) -> list[str]:
 
 
 def _say(text: str) -> None:
-    from tablepuppet.cli.app import complain  # loaded by the command, unless it was stopped while it loaded
+    if "tablepuppet.cli.app" not in sys.modules:  # stopped while that was loaded
+        print(text, file=sys.stderr)
+        return
+    from tablepuppet.cli.app import complain
 
     complain(text, "red")

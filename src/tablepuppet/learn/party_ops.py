@@ -1,7 +1,7 @@
-"""Registers all ops, and the models of tables that they take, when imported; a party that is a process needs this.
+"""Registers all ops, the Structs of families that they take, and solvers; a party that is a process imports this.
 
-It finds the modules that register an op or define a model's spec. So a new one needs no other line, and modules that
-only the coordinator needs, such as those with scikit-learn, are not imported.
+It finds the modules that have one. So a new one needs no other line, and modules that only the coordinator needs, such
+as those with scikit-learn, are not imported.
 """
 
 from __future__ import annotations
@@ -10,11 +10,11 @@ import re
 from importlib import import_module
 from pathlib import Path
 
-MARK = re.compile(r"^@(op|step)\(|^class \w+\((Spec|Bottom), frozen=True", re.MULTILINE)
+MARK = re.compile(r"^@(op|step)\(|^@solver$|^class \w+\(.*\btag=", re.MULTILINE)
 
 
 def op_modules() -> list[str]:
-    """The names of modules that register an op, or define what a table's model is."""
+    """The names of modules that register an op or a solver, or define a member of a family, such as a table's spec."""
     root = Path(__file__).parents[1]
     texts = {path: path.read_text(encoding="utf-8") for path in root.rglob("*.py")}
     found = [path.relative_to(root.parent) for path, text in texts.items() if MARK.search(text)]

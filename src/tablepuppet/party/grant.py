@@ -63,12 +63,13 @@ class Grant:
         if scan.view is not None:
             grant._check_view(scan.view)
             grant._check_unused(scan)
+        read = scan.columns if scan.view is None else scan.view.columns
         for text in filter(None, (*scan.filters, *scan.conditions)):
-            grant._output(text, Use.FILTER)
+            grant._output(text, Use.FILTER, read)
         for text in (text for key in scan.keys for text in key.expressions):
-            grant._output(text, Use.KEY)
+            grant._output(text, Use.KEY, read)
             grant._check_key(text, scan.columns)
-        outputs = {name: grant._output(text, Use.FEATURE | Use.LABEL) for name, text in scan.outputs.items()}
+        outputs = {name: grant._output(text, Use.FEATURE | Use.LABEL, read) for name, text in scan.outputs.items()}
         return replace(grant, outputs=outputs)
 
     @cached_property
@@ -82,12 +83,17 @@ class Grant:
         if hidden:
             raise self.refusal("columns", "is not published", hidden[:1])
 
-    def _output(self, text: str, use: Use) -> Output:
-        """An expression of a scan; PrivacyError unless the columns that it reads may be used so."""
+    def _output(self, text: str, use: Use, read: Mapping[str, str]) -> Output:
+        """An expression of a scan that has ``read`` some columns; PrivacyError unless those that it is made of may be
+        used so.
+        """
         if self._anything is not None:  # no need to parse
             return self._anything
         check_time()
         named = columns_of(text)
+        strange = [name for name in named if name not in read]
+        if strange:  # it could be a name of something else that is computed
+            raise PartyError(f"party {self.party!r}: the plan uses {strange[0][:_MOST_TEXT]!r}, which it does not read")
         columns = named if self.view is None else self.view.read_by(named)
         return self._used(columns, use, is_plain=is_column(text) and self._is_plain(named))
 

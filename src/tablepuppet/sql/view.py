@@ -44,7 +44,7 @@ AGGREGATES: Mapping[str, int] = {
 }
 """Aggregates that a party evaluates, and how many arguments they take."""
 _IN_ANY_ORDER = frozenset("count count_if countif min max bool_and bool_or median quantile_cont quantile_disc".split())
-POSITION = "__position"
+POSITION, _SOURCE = "__position", "__source"
 
 
 @dataclass(frozen=True)
@@ -191,19 +191,22 @@ def view_sql(view: View, source: str, total: bool = False) -> str:
     """The view over a `Source`, written after FROM, with positions; with ``total`` casts are NULL where they fail.
 
     Rows of a table keep their position; those of groups are numbered in the order of the first row of each: who learns
-    an order of rows, as by a split, learns that of the source, and none by values.
+    an order of rows, as by a split, learns that of the source, and none by values. QueryError if two columns have one
+    name: one would stand for the other.
     """
+    if len({name.lower() for name in (*view.columns, POSITION)}) < len(view.columns) + 1:
+        raise QueryError(f"a subquery gives two columns one name, or calls one {POSITION}: name them differently")
     items = ", ".join(f"{_evaluable(text, view, total)} AS {_quoted(name)}" for name, text in view.columns.items())
     where = f" WHERE {_evaluable(view.filter, view, total)}" if view.filter else ""
     if not view.is_grouped:
-        return f'(SELECT {items}, "{POSITION}" FROM {source} AS source{where})'
+        return f'(SELECT {items}, "{POSITION}" FROM {source} AS {_SOURCE}{where})'
     groups = (
         f" GROUP BY {', '.join(f'({_evaluable(each, view, total)})' for each in view.groups)}" if view.groups else ""
     )
     having = f" HAVING {_evaluable(view.having, view, total)}" if view.having else ""
     each_row = view.distinct and not replace(view, distinct=False).is_grouped
     first = f'"{POSITION}"' if each_row else f'min("{POSITION}") AS "{POSITION}"'
-    made = f"(SELECT {items}, {first} FROM {source} AS source{where}{groups}{having})"
+    made = f"(SELECT {items}, {first} FROM {source} AS {_SOURCE}{where}{groups}{having})"
     names = ", ".join(map(_quoted, view.columns))
     if view.distinct:
         made = f'(SELECT {names}, min("{POSITION}") AS "{POSITION}" FROM {made} GROUP BY {names})'
@@ -215,11 +218,13 @@ def _quoted(name: str) -> str:
 
 
 def _evaluable(text: str, view: View, total: bool) -> str:
-    """An expression of a view as it runs, over columns that are read."""
+    """An expression of a view as it runs, over columns that are read: no name is one of what the view selects."""
     strange = [name for name in columns_read(text) if name not in view.read]
     if strange:
         raise QueryError(f"a subquery uses {min(strange)!r}, which it does not read")
     whole = exp.Paren(this=read_view(text).copy())
+    for column in whole.find_all(exp.Column):
+        column.set("table", exp.to_identifier(_SOURCE))
     calls = _calls(whole)
     if not calls:
         return never_failing(whole.this) if total else render(whole)

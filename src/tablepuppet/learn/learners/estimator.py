@@ -21,7 +21,7 @@ from sklearn.base import BaseEstimator
 
 from tablepuppet.errors import ConfigError, LearnError, NotPickledError, PrivacyError
 from tablepuppet.learn.learners.not_fitted import check_fitted
-from tablepuppet.learn.private.demanded import check_demanded, check_supported
+from tablepuppet.learn.private.checks import check_demanded, check_supported
 from tablepuppet.learn.private.feature_promise import FeaturePromise, read_promise
 from tablepuppet.learn.private.report import PrivacyReport, Uses, promised, reported
 from tablepuppet.learn.registry import LEARNERS

@@ -20,8 +20,7 @@ from tablepuppet.errors import LearnError, PrivacyError
 from tablepuppet.learn.learners.planner import tables_of
 from tablepuppet.learn.learners.split import EVERY_EPOCH, SplitNN
 from tablepuppet.learn.learners.tasks import Classifier, Regressor
-from tablepuppet.learn.learners.validation import Watched
-from tablepuppet.learn.learners.watch import Watch
+from tablepuppet.learn.learners.watch import Watch, Watched
 from tablepuppet.learn.loss.joined_loss import JoinedLoss, out_of_units
 from tablepuppet.learn.noise.plan import StepNoise
 from tablepuppet.learn.private.feature_promise import FeaturePromise, StepPromise, new_promise

@@ -26,21 +26,22 @@ from tablepuppet.learn.learners.not_fitted import check_fitted
 from tablepuppet.learn.learners.picture import check_kind, draw_history, write
 from tablepuppet.learn.learners.planner import Planner, tables_of
 from tablepuppet.learn.learners.predictions import Predictions, PredictionTable, handed_out
-from tablepuppet.learn.learners.validation import (
+from tablepuppet.learn.learners.watch import (
     FEWEST_ROWS,
     HELD_OUT,
     OWN_PATIENCE,
     CannotHoldOutError,
     Validation,
+    Watch,
     Watched,
     check_alike,
+    counted,
     needed_to_hold_out,
 )
-from tablepuppet.learn.learners.watch import Watch, counted
 from tablepuppet.learn.loss.joined_loss import JoinedLoss
 from tablepuppet.learn.loss.measures import Metrics
 from tablepuppet.learn.loss.named_metrics import check, measure
-from tablepuppet.learn.private.budget_check import funds_of
+from tablepuppet.learn.private.checks import funds_of
 from tablepuppet.learn.private.report import promised
 from tablepuppet.learn.settings import COUNT, NUMBER, setting
 from tablepuppet.learn.tables.saved import SavedModel

@@ -15,8 +15,7 @@ from tablepuppet.learn.learners.not_fitted import check_fitted
 from tablepuppet.learn.learners.solver_learner import SolverLearner
 from tablepuppet.learn.learners.summary import CoefficientSummary, summarised
 from tablepuppet.learn.learners.tasks import Classifier, Regressor
-from tablepuppet.learn.learners.validation import Watched, add_intercept
-from tablepuppet.learn.learners.watch import Watch
+from tablepuppet.learn.learners.watch import Watch, Watched, add_intercept
 from tablepuppet.learn.linear.consensus import CONSENSUS_TOL, Inner
 from tablepuppet.learn.linear.descent import CHECKS, Descent, GradientRule, Rule, where_sgd_ended
 from tablepuppet.learn.linear.model import LinearModel, by_column

@@ -11,8 +11,7 @@ from tablepuppet.learn.learners.learner import SINGLE_PRECISION_TOL
 from tablepuppet.learn.learners.not_fitted import check_fitted
 from tablepuppet.learn.learners.solver_learner import SolverLearner
 from tablepuppet.learn.learners.tasks import Classifier, Regressor
-from tablepuppet.learn.learners.validation import Watched
-from tablepuppet.learn.learners.watch import Watch
+from tablepuppet.learn.learners.watch import Watch, Watched
 from tablepuppet.learn.loss.joined_loss import JoinedLoss, in_units, out_of_units
 from tablepuppet.learn.network.admm import InnerSettings, descend_by_sharing
 from tablepuppet.learn.network.lbfgs import descend_full_batch

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any, Protocol
 
-from tablepuppet.learn.learners.validation import Validation
+from tablepuppet.learn.learners.watch import Validation
 from tablepuppet.learn.loss.joined_loss import JoinedLoss, label_deviation
 from tablepuppet.learn.noise.plan import StepNoise, believed
 from tablepuppet.learn.private.feature_promise import FeaturePromise

@@ -17,8 +17,15 @@ from sklearn.base import clone
 from tablepuppet.errors import PrivacyError
 from tablepuppet.learn.learners.estimator import Estimator
 from tablepuppet.learn.loss.joined_loss import JoinedLoss
-from tablepuppet.learn.private.budget_check import MARGIN, approved_epsilons, check_budget
-from tablepuppet.learn.private.demanded import check_demanded, check_label_apart, check_sums_demanded, known_otherwise
+from tablepuppet.learn.private.checks import (
+    MARGIN,
+    approved_epsilons,
+    check_budget,
+    check_demanded,
+    check_label_apart,
+    check_sums_demanded,
+    known_otherwise,
+)
 from tablepuppet.learn.private.feature_promise import FeaturePromise
 from tablepuppet.learn.private.fit_plan import Planning
 from tablepuppet.learn.solve.schedule import VALIDATION, Costs, RoundAllowance, Schedule

@@ -21,8 +21,7 @@ from tablepuppet.learn.learners.learner import Learner
 from tablepuppet.learn.learners.network import LAYERS
 from tablepuppet.learn.learners.planner import tables_of
 from tablepuppet.learn.learners.tasks import Classifier, Regressor
-from tablepuppet.learn.learners.validation import Watched
-from tablepuppet.learn.learners.watch import Watch
+from tablepuppet.learn.learners.watch import Watch, Watched
 from tablepuppet.learn.loss.joined_loss import JoinedLoss, in_units, out_of_units
 from tablepuppet.learn.registry import learner
 from tablepuppet.learn.rounds import Round

@@ -21,8 +21,7 @@ from tablepuppet.learn.learners.not_fitted import check_fitted
 from tablepuppet.learn.learners.picture import check_kind, write
 from tablepuppet.learn.learners.tasks import Classifier, Regressor
 from tablepuppet.learn.learners.tree_plot import draw_importances, draw_tree
-from tablepuppet.learn.learners.validation import Watched
-from tablepuppet.learn.learners.watch import Watch
+from tablepuppet.learn.learners.watch import Watch, Watched
 from tablepuppet.learn.loss.growing import ClassWeighted, Gamma, Poisson, Quantile, TreeLoss
 from tablepuppet.learn.loss.joined_loss import JoinedLoss
 from tablepuppet.learn.loss.losses import Loss, Squared

@@ -35,6 +35,7 @@ from tablepuppet.learn.linear.ridge import (
     without_mean,
 )
 from tablepuppet.learn.tables.linear import Linear
+from tablepuppet.learn.tables.parameters import shard_memory
 from tablepuppet.learn.tables.steps import Facts, RowGradients, ShardSums, Updates
 from tablepuppet.mapping.table_mapping import ShardRows
 from tablepuppet.operators.lou import LearningOverUnion
@@ -121,9 +122,7 @@ def consensus(
     curvature: Array, proximal: Array, rows: Array | None = None,
 ) -> Values:  # fmt: skip
     """One inner round at a shard; ``rows`` begin a new problem at theta."""
-    kept = table.state.get(f"{model}/{view}/shard")
-    if not isinstance(kept, ShardSolver):
-        raise PartyError(f"party {table.grant.party!r} has not started this model; fit it again")
+    kept = shard_memory(table, f"{model}/{view}/shard", ShardSolver)
     _check_shapes(table, kept.own.shape, agreed, theta)
     _check_shapes(table, (kept.own.shape[1],) * 2, curvature, proximal)
     kept.agree(agreed)

@@ -26,7 +26,6 @@ from typing import Any
 import numpy as np
 
 from tablepuppet.arrays import Array, Floats
-from tablepuppet.errors import PartyError
 from tablepuppet.learn.loss.joined_loss import JoinedLoss
 from tablepuppet.learn.rounds import Round
 from tablepuppet.learn.solve.admm import RESIDUAL, SharingResidual, auto_rho
@@ -34,7 +33,7 @@ from tablepuppet.learn.solve.plateau import Plateau
 from tablepuppet.learn.tables.federated import FederatedModel
 from tablepuppet.learn.tables.model import Spec, TableModel
 from tablepuppet.learn.tables.ops import sent_model
-from tablepuppet.learn.tables.parameters import TableParameters
+from tablepuppet.learn.tables.parameters import TableParameters, shard_memory
 from tablepuppet.learn.tables.steps import NOTHING, Facts, HeldRows, RowGradients, Update, Updates, by_rows, step
 from tablepuppet.learn.threads import one_thread
 from tablepuppet.mapping.joined_rows import Block
@@ -147,15 +146,14 @@ def consensus(
 ) -> Values:  # fmt: skip
     """A shard's theta-update near the agreed parameters (Eq. 21, 22); if ``rows`` are given, a new problem begins."""
     name = f"{model}/{view}/consensus"
-    kept: Any = table.state.get(name)
     if rows is not None:
+        kept: Any = table.state.get(name)
         data = sealed(table, view, encoding)
         network = sent_model(table, spec, data.width, theta)
         share = Share.of(HeldRows(table, view, data, rows), network, theta, proximal)
         own, dual = (theta, np.zeros_like(theta)) if kept is None else (kept.theta, kept.dual)
-        table.state[name] = kept = ConsensusState(share, own, dual)
-    if not isinstance(kept, ConsensusState):
-        raise PartyError(f"party {table.grant.party!r} has not started this model; fit it again")
+        table.state[name] = ConsensusState(share, own, dual)
+    kept = shard_memory(table, name, ConsensusState)
     kept.dual = kept.dual + kept.theta - theta
     kept.theta = kept.share.minimise(kept.theta, theta - kept.dual, inner_rho, steps)
     return {"sum": kept.theta + kept.dual}

@@ -15,7 +15,7 @@ from functools import partial
 from typing import Any, Self
 
 from tablepuppet.errors import PrivacyError
-from tablepuppet.learn.private.demanded import known_otherwise
+from tablepuppet.learn.private.checks import known_otherwise
 from tablepuppet.learn.private.feature_promise import FeaturePromise
 from tablepuppet.privacy.settings import Privacy
 from tablepuppet.runs.figures import NO_PROMISE, NOT_APPLICABLE, number

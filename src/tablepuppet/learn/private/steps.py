@@ -33,7 +33,7 @@ from tablepuppet.learn.tables.holders import Holders
 from tablepuppet.learn.tables.model import RowModel, TableSpec
 from tablepuppet.learn.tables.noisy import predicted, released_predictions, sampled_gradient, take_noisy_steps
 from tablepuppet.learn.tables.ops import sent_model
-from tablepuppet.learn.tables.parameters import TableParameters, noisy_parameters, unchanged_if_refused
+from tablepuppet.learn.tables.parameters import TableParameters, noisy_parameters, shard_memory, unchanged_if_refused
 from tablepuppet.learn.tables.steps import NOTHING, Facts, RowGradients, Update, Updates, step, taken
 from tablepuppet.party.arguments import NotNegative, PredictionNoise, Rates, SampleNoise
 from tablepuppet.party.local_table import LocalTable
@@ -191,12 +191,11 @@ def gradient(
 ) -> Values:  # fmt: skip
     """A shard's noisy sum for one step; if ``rows`` are given, a new round begins at these parameters."""
     name = f"{model}/{view}/steps"
-    steps = table.state.get(name)
-    if rows is not None:
+    if rows is None:
+        steps = shard_memory(table, name, NoisySteps)
+    else:
         row_model = sent_model(table, spec, sealed(table, view, encoding).width, theta).by_row
         steps = NoisySteps.of(table, view, encoding, row_model, theta, rows, proximal, noise)
-    if not isinstance(steps, NoisySteps):
-        raise PartyError(f"party {table.grant.party!r} has not started this model; fit it again")
     sums = steps.gradient(theta)
     table.state[name] = steps  # only now: a refused request must not begin a round
     return {"sums": sums}

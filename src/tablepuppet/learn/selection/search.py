@@ -28,7 +28,7 @@ from tablepuppet.learn.learners.not_fitted import NotFittedError
 from tablepuppet.learn.loss.measures import Metrics
 from tablepuppet.learn.loss.named_metrics import check as check_metrics
 from tablepuppet.learn.loss.named_metrics import is_error
-from tablepuppet.learn.private.budget_check import approved_epsilons, check_together
+from tablepuppet.learn.private.checks import approved_epsilons, check_together
 from tablepuppet.learn.selection.folds import (
     CONSTANT,
     Fold,

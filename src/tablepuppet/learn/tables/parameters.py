@@ -161,6 +161,14 @@ def noisy_parameters(table: LocalTable, model: str, family: type[TableSpec] = Sp
     return part
 
 
+def shard_memory(table: LocalTable, name: str, kind: type[Memory]) -> Memory:
+    """What a shard remembers of a model whose parameters the coordinator holds; PartyError if it has not begun it."""
+    found = table.state.get(name)
+    if not isinstance(found, kind):
+        raise PartyError(f"party {table.grant.party!r} has not started this model; fit it again")
+    return found
+
+
 @contextmanager
 def unchanged_if_refused(part: TableParameters) -> Iterator[None]:
     """Undo changes if an op raises: after a restart, a party does not repeat a refused op."""

@@ -47,7 +47,8 @@ from tablepuppet.party.release import Release
 from tablepuppet.party.returns import OUTPUTS, Bytes, Numbers, OfGroups
 from tablepuppet.party.returns import ROWS as OF_ROWS
 
-add_work(("GradientBoostingRegressor", "GradientBoostingClassifier"), "trees")
+_TASKS = ("Regressor", "Classifier")
+add_work([f"{family}{task}" for family in ("GradientBoosting", "RandomForest") for task in _TASKS], "trees")
 
 Whole = NDArray[np.integer]
 Row = Annotated[NDArray[np.float64], Within(dimensions=(2,))]

@@ -16,7 +16,7 @@ import pytest
 import tablepuppet as tp
 from tablepuppet.jobs import Job, Run
 from tablepuppet.learn.learners.learner import Learner
-from tablepuppet.learn.private.budget_check import funds_of
+from tablepuppet.learn.private.checks import funds_of
 from tablepuppet.learn.private.fit_plan import PlannedFit, Planning
 from tablepuppet.party.databases.urls import open_database
 from tablepuppet.party.ledger import FILE, Budget, Ledger
