@@ -367,7 +367,7 @@ def trees(maker: Maker, rng: np.random.Generator, encoding: str, read: dict[str,
             for node, size in zip(nodes, sizes, strict=True)
         ),
         *(("trees.sums", each | {"cells": columns * (bins + 1)}) for each in sums),
-        ("trees.keep", one | {"model": model, "nodes": np.zeros(1, np.int32)}),
+        ("trees.keep", one | {"model": model, "nodes": np.zeros(1, np.int32), "first": 0}),
         ("trees.predict", one | {"model": model}),
         ("trees.apply", one | {"spec": Splits(1, 0), "theta": np.array([[0.0, 0.5, 1.0, 0.0]])}),
     ]

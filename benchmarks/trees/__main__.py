@@ -1,4 +1,4 @@
-"""``python -m benchmarks.trees [quality|speed|a9a|growth] [--only NAME]``: writes ``benchmarks/results/trees.json``.
+"""``python -m benchmarks.trees`` writes ``benchmarks/results/trees.json``; name a part to measure only that.
 
 LightGBM takes part if it is installed. Categories of rows to test that were not in those to learn from are missing.
 """
@@ -16,6 +16,8 @@ from typing import Any
 import tablepuppet as tp
 from benchmarks.data import ROOT
 from benchmarks.learning.trips import communication, counted
+from benchmarks.trees.kernels import kernels
+from benchmarks.trees.libraries import libraries
 from benchmarks.trees.relations import QUALITY, Task, like_a9a, movielens, star
 from benchmarks.trees.rivals import RIVALS, Size, metric, ours, xgboost
 
@@ -89,7 +91,7 @@ def speed(task: Task, size: Size, repeats: int) -> Figures:
 def main() -> None:
     """Measure and write the results."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("part", nargs="?", choices=["quality", "speed", "a9a", "growth"])
+    parser.add_argument("part", nargs="?", choices=["quality", "speed", "a9a", "growth", "kernels", "libraries"])
     parser.add_argument("--only", choices=list(QUALITY))
     parser.add_argument("--beside", action="store_true", help="our linear learners and networks too")
     parser.add_argument("--repeats", type=int, default=3)
@@ -106,6 +108,8 @@ def main() -> None:
         },
         "a9a": lambda: speed(like_a9a(), small, given.repeats),
         "growth": lambda: {str(rows): speed(star(rows), small, 1) for rows in (500_000, 1_000_000, 2_000_000)},
+        "kernels": kernels,
+        "libraries": libraries,
     }  # fmt: skip
     for part, measure in work.items():
         if given.part in (None, part):

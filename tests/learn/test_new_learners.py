@@ -188,6 +188,21 @@ def test_a_learner_with_a_table_model_of_its_own(fed: tp.Federation, tmp_path: P
     np.testing.assert_allclose(((relation.label() - model.predict(relation)) ** 2).sum(), left, rtol=1e-6)
 
 
+def test_a_table_model_with_another_spec(fed: tp.Federation, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It would be stored as what it is not, and loaded as that: it is refused before it is trained."""
+
+    @learner
+    class CarelessRegressor(Regressor, NetworkLearner):
+        """Least squares on squares, by a model that says that it is linear."""
+
+        def spec(self, outputs: int) -> Any:
+            return Squares(outputs)
+
+    monkeypatch.setattr(Squares, "over", lambda spec, width, alias="": SquaresTable(width, Linear(spec.outputs)))
+    with pytest.raises(tp.LearnError, match="SquaresTable has another spec than the Squares that it is made from"):
+        CarelessRegressor(solver="lbfgs", rounds=2).fit(fed.sql(f"SELECT v.x, p.age {JOIN}", label="age"))
+
+
 def falling_regressor() -> type[Regressor]:
     """Linear regression by plain gradient steps: it has a label, and no solver that a user could choose."""
 

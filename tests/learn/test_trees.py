@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import struct
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -26,7 +27,8 @@ from tablepuppet.learn.trees.tree import Tree
 from tests.learn.materialised import JOIN, shop
 from tests.party.policed import federation as policed
 from tests.party.policed import open_party, write_file
-from tests.relations import Parties, federation, materialised, write_party
+from tests.relations import Parties, federation, materialised, record_wire, write_party
+from tests.test_canary import assert_unseen, flat
 from tests.wire.losing import losing
 from tests.wire.services import calling, served
 
@@ -374,6 +376,27 @@ def test_samples_stops_and_seeds(store: tuple[tp.Federation, Parties]) -> None:
     assert own.fit(relation).best_round_ < len(own.history_) < 60
 
 
+def test_a_fit_goes_on(store: tuple[tp.Federation, Parties]) -> None:
+    """With `warm_start` two fits are one, also after an early stop and of forests; over other rows it is refused."""
+    fed, _ = store
+    relation = fed.sql(SELECT.format("returned"), label="returned")
+    train, test = relation.split(0.3)
+    kinds: list[tuple[Any, str]] = [
+        (tp.GradientBoostingClassifier, "max_iter"), (tp.RandomForestClassifier, "n_estimators")
+    ]  # fmt: skip
+    for made, name in kinds:
+        settings: dict[str, Any] = {"max_depth": 3, "seed": 3}
+        whole: Any = made(**settings, **{name: 6}).fit(train, validation=test)
+        model: Any = made(**settings, **{name: 3}, warm_start=True).fit(train, validation=test)
+        model.set_params(**{name: 6}).fit(train, validation=test)
+        np.testing.assert_allclose(model.predict_proba(test), whole.predict_proba(test), rtol=1e-12)
+        assert [each["loss"] for each in model.history_] == pytest.approx([each["loss"] for each in whole.history_])
+        with pytest.raises(tp.LearnError, match=f"set {name} above"):
+            model.fit(train, validation=test)
+        with pytest.raises(tp.LearnError, match="over the relation of the fit before"):
+            model.set_params(**{name: 9}).fit(relation)
+
+
 def test_one_trip_a_level(store: tuple[tp.Federation, Parties]) -> None:
     """Of tables with one shard; all classes share it, and nothing as long as the joined rows travels."""
     fed, _ = store
@@ -480,6 +503,44 @@ def test_secure_sums_give_the_same_trees(tmp_path: Path) -> None:
     tp.GradientBoostingRegressor(**FEW).fit(fed.sql(written.format("paid"), label="paid"))
 
 
+def test_no_value_travels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither values of columns, nor cuts between them, nor categories leave a table with one shard."""
+    price = [7105551.0625 + 0.5 * n + n * n / 64 for n in range(80)]
+    table = {
+        "price": price,
+        "kind": [f"canary-{n % 4}" for n in range(80)],
+        "y": [float(n % 4 + n // 40) for n in range(80)],
+    }
+    fed = federation(tmp_path, {"a": {"t": pa.table(table)}}, wire="float64")
+    messages = record_wire(monkeypatch)
+    relation = fed.sql("SELECT price, kind, y FROM t", label="y")
+    model: Any = tp.GradientBoostingRegressor(max_iter=3, min_samples_leaf=5).fit(relation)
+    assert {node["column"] for tree in model.trees_ for node in tree} == {"t.price", "t.kind", None}
+    caught = b"\0".join(each for message in messages for each in flat((message.request, message.reply)))
+    between = [(low + high) / 2 for low, high in itertools.pairwise(price)]
+    planted = {str(each): [struct.pack(form, each) for form in ("<d", ">d", "<f")] for each in [*price[1:-1], *between]}
+    assert_unseen(caught, planted | {"a category": [b"canary-"]})
+
+
+def test_searches_steps_and_outer_joins(tmp_path: Path) -> None:
+    """Trees are searched, follow a pipeline, and send rows that an outer join misses to a side of their own."""
+    rows = range(200)
+    tables = {
+        "a": {"t": pa.table({"id": rows, "x": [n % 13 for n in rows], "y": [5.0 * (n % 3 < 1) + n % 2 for n in rows]})},
+        "b": {"u": pa.table({"id": [n for n in rows if n % 3], "z": [float(n % 2) for n in rows if n % 3]})},
+    }  # fmt: skip
+    fed = federation(tmp_path, tables, wire="float64")
+    sql = "SELECT t.x, u.z, t.y FROM t LEFT JOIN u ON t.id = u.id"
+    relation = fed.sql(sql, label="y")
+    search = tp.GridSearch(tp.GradientBoostingRegressor(max_iter=3), {"learning_rate": [0.1, 0.9]}, folds=2)
+    assert search.fit(relation).best_params_ == {"learning_rate": 0.9}
+    model = tp.RandomForestRegressor(n_estimators=1, bootstrap=False).fit(relation)
+    assert model.evaluate(relation)["rmse"] < 0.55  # z is missing where 5 is added
+    steps = tp.prep.Pipeline([tp.prep.Impute("median")])
+    filled = tp.RandomForestRegressor(n_estimators=1, bootstrap=False).fit(fed.sql(sql, label="y", prep=steps))
+    assert filled.evaluate(relation)["rmse"] > 1.0
+
+
 # Bad input
 
 
@@ -496,6 +557,7 @@ def test_secure_sums_give_the_same_trees(tmp_path: Path) -> None:
         ({"monotonic_cst": {"o.prise": 1}}, "did you mean"),
         ({"interaction_cst": [["nothing"]]}, "no column that the model learns from"),
         ({"subsample": 0.0}, "subsample must be"),
+        ({"categorical_features": ["kind"]}, "named with the relation"),
     ],
 )
 def test_settings_that_cannot_be(

@@ -345,6 +345,15 @@ def test_sums_of_trees(tmp_path: Path) -> None:
             assert seen.reply["sums"][:5, 2].tolist() == [0, 0, 0, 0, LEAST]
 
 
+def test_as_many_copies_as_rows(tmp_path: Path) -> None:
+    """A relation that lists one row as often as the table has rows is of this row, not of all."""
+    cells: dict[str, list[Any]] = {name: [None] * 12 for name in "tdys"} | {"id": list(range(12)), "z": [1] * 12}
+    party = world(tmp_path / "one", cells | {"x": [float(n) for n in range(12)]}, Policy())
+    copies = {"view": "w", "chosen": np.full(12, 3, np.int32), "counts": np.ones(12, np.int64)}
+    assert party.ask("rows.use", copies).error is None
+    assert party.table.column("x", "w").to_pylist() == [3.0] * 12
+
+
 def sums(party: World, wanted: str, steps: list[Any], digests: NDArray[np.uint8] = NONE) -> list[list[float]]:
     """Sums and counts of a column after steps over the numbers x, s, z and the categories t."""
     given = {"blinding": "b", "columns": ["x", "s", "z"], "categories": [("t", "text")], "wanted": [wanted]}

@@ -106,8 +106,13 @@ class RelationRows:
         return bool(self.firsts.all())
 
     @cached_property
+    def is_in_order(self) -> bool:
+        """Whether rows are listed by row id, each once."""
+        return bool(np.all(self.row_ids[1:] > self.row_ids[:-1]))
+
+    @cached_property
     def _listed_first(self) -> NDArray[np.bool_]:
-        if np.all(self.row_ids[1:] > self.row_ids[:-1]):  # in the order of the mapping's rows
+        if self.is_in_order:  # as the mapping's rows are
             return np.ones(len(self.row_ids), bool)
         found = np.zeros(len(self.row_ids), bool)
         found[np.unique(self.row_ids, return_index=True)[1]] = True
@@ -290,9 +295,9 @@ class LocalTable:
     def column(self, name: str, view: str) -> pa.ChunkedArray:
         """An output column, for the rows of a relation, by row id; PartyError if the request has had its time."""
         check_time()
-        column, row_ids = self.snapshot.outputs[name], self.view(view).row_ids
-        if self.snapshot.in_source_order and len(row_ids) == self.snapshot.rows:
-            return column
+        column, found = self.snapshot.outputs[name], self.view(view)
+        if self.snapshot.in_source_order and len(found.row_ids) == self.snapshot.rows and found.is_in_order:
+            return column  # all rows
         return self.taken(column, view)
 
     def taken(self, column: pa.ChunkedArray, view: str) -> pa.ChunkedArray:

@@ -52,7 +52,9 @@ ELSEWHERE = {  # what users of scikit-learn, Keras and torch try
     ),
     **dict.fromkeys(("feature_names_in_", "feature_names_"), "rel.columns has the names of a relation's features"),
     **dict.fromkeys(("coefs_", "feature_importances_"), "model.coef_ of a linear model has its parameters by column"),
-    **dict.fromkeys(("partial_fit", "warm_start"), "model.fit(relation) learns from all rows anew"),
+    **dict.fromkeys(
+        ("partial_fit", "warm_start"), "model.fit(relation) learns from all rows anew; trees go on with warm_start=True"
+    ),
     **dict.fromkeys(
         ("state_dict", "dump", "save_model"), "model.save(folder) writes it, tp.load(folder, fed) reads it"
     ),

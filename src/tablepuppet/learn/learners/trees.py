@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
+from copy import copy
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -33,7 +34,7 @@ from tablepuppet.learn.trees.boost import Sample, boost, constant_hessian, first
 from tablepuppet.learn.trees.cells import MOST_BINS
 from tablepuppet.learn.trees.export import Columns, xgboost_json
 from tablepuppet.learn.trees.grow import Growth
-from tablepuppet.learn.trees.model import SavedTrees, TreeModel, TreeOutputs, packed, unpacked
+from tablepuppet.learn.trees.model import Done, SavedTrees, TreeModel, TreeOutputs, packed, unpacked
 from tablepuppet.learn.trees.permuted import changes
 from tablepuppet.learn.trees.shapley import contributions
 from tablepuppet.learn.trees.splits import SplitRule
@@ -161,6 +162,12 @@ class GradientBoosting(Learner):
         "are a list of their own",
     )
 
+    warm_start: bool = setting(
+        default=False,
+        kind=SWITCH,
+        help="a further fit over the same relation goes on after the rounds that the model has",
+    )
+
     # Before a fit
 
     @property
@@ -225,8 +232,10 @@ class GradientBoosting(Learner):
 
     def _train(self, relation: Relation, loss: JoinedLoss, watch: Watch) -> tuple[Watched, Array]:
         client = relation.client
-        most = int(self.max_bins)
-        model = TreeModel(client, loss.rows, self.encoding_, relation.wire, most, is_mean=self.is_mean)
+        model = self._continued(client, watch)
+        if model is None:
+            most = int(self.max_bins)
+            model = TreeModel(client, loss.rows, self.encoding_, relation.wire, most, is_mean=self.is_mean)
         self._aliases, self._words = list(model.aliases), dict(model.words)
         growth = Growth(
             SplitRule(float(self.l2_regularization), int(self.min_samples_leaf), float(self.min_gain)),
@@ -242,7 +251,30 @@ class GradientBoosting(Learner):
             model, loss, growth, self.rounds, self.seed, watch.of(model), self._sample(relation),
             partial(_may_ask, asked, _reserve(RoundAllowance(asked).left())),
         )  # fmt: skip
+        model.done = Done(intercept, tuple(self.history_))
         return model, intercept
+
+    def _continued(self, client: Client, watch: Watch) -> TreeModel | None:
+        """The model of the fit before, to go on with; None if there is none, or if it does not count."""
+        before = self.__dict__.get("_model") if self.warm_start else None
+        if before is None:
+            return None
+        if not isinstance(before, TreeModel) or before.lou.client is not client:
+            raise LearnError(
+                "warm_start goes on over the relation of the fit before, in the same session, which has the splits: "
+                "give the same relation, and validation= or early_stopping=False, as rows held out are others in each "
+                "fit; or set warm_start=False"
+            )
+        rounds = len(before.forest)
+        if self.rounds <= rounds:
+            raise LearnError(f"warm_start: the model has {rounds:,} rounds; set {self.rounds_setting} above that")
+        model = copy(before)
+        model.forest, self.encoding_ = list(before.forest), before.encoding
+        if watch.validation is not None:
+            apply_encoding(watch.validation.client, self.encoding_)
+        watch.prepared(1)
+        self.history_ = Records(before.done.history[:rounds])
+        return model
 
     def _narrowed(self, model: TreeModel) -> tuple[Draw | None, Inside | None, Signs | None]:
         """Which columns a node may be split by, and monotone constraints, by table."""

@@ -18,7 +18,7 @@ import numpy as np
 
 from tablepuppet.arrays import Array, Floats
 from tablepuppet.errors import PrivacyError
-from tablepuppet.learn.tables.model import TableModel, TableSpec
+from tablepuppet.learn.tables.model import TableModel, TableSpec, model_of
 from tablepuppet.learn.tables.ops import restore_parameters
 from tablepuppet.learn.tables.parameters import TableParameters, first_parameters
 from tablepuppet.learn.tables.steps import OverShards, RowGradients, Stepped, Updates
@@ -181,7 +181,7 @@ class Holders(TableOutputs):
     def table_model(self, alias: str) -> TableModel:
         """The model of a table."""
         if alias not in self._models:
-            self._models[alias] = self.spec_of(alias).over(self.width(alias), alias)
+            self._models[alias] = model_of(self.spec_of(alias), self.width(alias), alias)
         return self._models[alias]
 
     @property

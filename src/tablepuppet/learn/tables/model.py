@@ -122,6 +122,14 @@ class Forward:
         return self.gradient(row_gradients)
 
 
+def model_of(spec: TableSpec, width: int, alias: str) -> TableModel:
+    """The model of a spec, which must name that spec: parts are stored by it, and loaded as what it says."""
+    model = spec.over(width, alias)
+    if model.spec != spec:
+        raise LearnError(f"{type(model).__name__} has another spec than the {type(spec).__name__} that it is made from")
+    return model
+
+
 class RowModel(Protocol):
     """The same model with a bound on each row's contribution: it works on blocks of rows, in plain NumPy."""
 

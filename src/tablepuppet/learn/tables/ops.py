@@ -11,7 +11,7 @@ import numpy as np
 
 from tablepuppet.arrays import Array, Places
 from tablepuppet.errors import PartyError
-from tablepuppet.learn.tables.model import BatchSums, Bottom, Hiding, Spec, TableModel, TableSpec
+from tablepuppet.learn.tables.model import BatchSums, Bottom, Hiding, Spec, TableModel, TableSpec, model_of
 from tablepuppet.learn.tables.narrow import Bits, widened
 from tablepuppet.learn.tables.noisy import noisy_gradient
 from tablepuppet.learn.tables.parameters import (
@@ -37,7 +37,7 @@ def start(
     """Begin a model at a table with one shard; with ``zero``, all outputs are zero."""
     data = sealed(table, view, encoding)
     alias, numbers = table.snapshot.scan.alias, data.empty.dense.shape[1]
-    network = spec.over(data.width, alias)
+    network = model_of(spec, data.width, alias)
     hold_parameters(table, model, first_parameters(network, seed, alias, numbers, zero=zero))
     return {}
 
@@ -133,7 +133,7 @@ def gradient(
 
 def sent_model(table: LocalTable, spec: TableSpec, width: int, theta: Array | None) -> TableModel:
     """The model of parameters that the coordinator sends; PartyError if they do not fit."""
-    model = spec.over(width, table.snapshot.scan.alias)
+    model = model_of(spec, width, table.snapshot.scan.alias)
     if theta is not None and theta.shape != model.shape:
         raise PartyError(f"parameters of shape {theta.shape} do not fit: {model.shape} is needed")
     return model

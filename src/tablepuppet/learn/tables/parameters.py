@@ -15,7 +15,7 @@ import numpy as np
 
 from tablepuppet.arrays import Array
 from tablepuppet.errors import PartyError
-from tablepuppet.learn.tables.model import Bottom, Spec, TableModel, TableSpec
+from tablepuppet.learn.tables.model import Bottom, Spec, TableModel, TableSpec, model_of
 from tablepuppet.party.local_table import LocalTable
 
 Memory = TypeVar("Memory")
@@ -145,7 +145,7 @@ def parameters_of(
     is_kept = width is not None and f"{model}/{alias}" not in table.models
     if is_kept and (kept := table.shelf.get(model, alias)) is not None:
         spec = kept.spec_of(family)
-        part = None if spec is None or width is None else TableParameters(spec.over(width, alias), kept.theta)
+        part = None if spec is None or width is None else TableParameters(model_of(spec, width, alias), kept.theta)
     else:
         part = held_parameters(table, model)
     if part is None or not isinstance(part.model.spec, family):

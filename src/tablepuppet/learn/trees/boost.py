@@ -21,6 +21,7 @@ from tablepuppet.learn.rounds import Round
 from tablepuppet.learn.trees.grow import CURVATURES, NODES, SAMPLED, SLOPES, Grower, Growth, tree_of
 from tablepuppet.learn.trees.model import TreeModel
 from tablepuppet.learn.trees.splits import stored
+from tablepuppet.learn.trees.tree import add_scores
 from tablepuppet.mapping.joined_rows import SCORES, Block, JoinedRows
 
 SUMMED = "sum of trees"
@@ -46,12 +47,12 @@ def boost(
     model: TreeModel, loss: JoinedLoss, growth: Growth, rounds: int, seed: int, report: Callable[[Round], bool],
     sample: Sample | None = None, may_ask: Callable[[], bool] = lambda: True,
 ) -> tuple[Array, bool]:  # fmt: skip
-    """Learn up to ``rounds`` rounds, as long as parties allow one level more (``may_ask``).
+    """Learn up to ``rounds`` rounds, as long as parties allow one level more (``may_ask``), after those that there are.
 
     The constant scores are returned, and whether it ended since nothing can be gained.
     """
     rows, outputs, stuck = loss.rows, loss.outputs, False
-    constant = first_scores(loss)
+    constant = first_scores(loss) if model.done.constant is None else model.done.constant
     loss.set_constant(constant)
     loss.reserve()
     grower = Grower(
@@ -63,7 +64,12 @@ def boost(
     if model.is_mean:
         rows.reserve(SUMMED, outputs)
         rows.each(_begin_sum)
-    for number in range(rounds):
+    if model.forest:
+        bits, firsts = model.bits(model.lou.client)()
+        add_scores(rows, model.forest, model.aliases, bits, firsts)
+        if model.is_mean:
+            rows.each(_move_sum, constant)
+    for number in range(len(model.forest), rounds):
         if not may_ask():
             break
         if model.is_mean:
@@ -74,7 +80,7 @@ def boost(
             rows.reserve(SAMPLED, 1)
             rows.each(_derive_sampled, loss.pointwise, sample.alias, sample.draw(number)[:, None])
         chosen, leaves = grower.grow(outputs, seed + number)
-        won = grower.keep(chosen)
+        won = grower.keep(chosen, model.splits_of)
         values = _leaf_values(loss, grower, leaves)
         places = {
             node.number: model.splits_of(alias) + place
@@ -143,6 +149,10 @@ def _derive_sampled(block: Block, loss: Loss, alias: str, chosen: NDArray[np.int
 
 def _begin_sum(block: Block) -> None:
     block.stored[SUMMED][:] = 0.0
+
+
+def _move_sum(block: Block, constant: Array) -> None:
+    block.stored[SUMMED][:] = block.stored[SCORES] - constant[:, None]
 
 
 def _take_mean(block: Block, constant: Array, trees: int) -> None:

@@ -230,7 +230,7 @@ class Grower:
     def _ask_split(self, alias: str, level: Level, sums: GroupedSums, limits: Mapping[int, dict[str, Any]]) -> Pending:
         """Ask the party of a table with one shard for its best splits."""
         answered, shard = level.answered, self.lou.client.shards(alias)[0]
-        places = np.split(sums.rows - shard.slice.start, np.cumsum(sums.sizes)[:-1])
+        places = np.split((sums.rows - shard.slice.start).astype(np.int32), np.cumsum(sums.sizes)[:-1])
         known, once = self._rows[alias], bool((self.lou.client.tables[alias].counts == 1).all())
         for node, parent, sibling, own in zip(level.built, level.parents, level.siblings, places, strict=True):
             known[node.number] = own
@@ -327,12 +327,12 @@ class Grower:
         sides = self._sides(fresh)
         for start in range(0, len(fresh), SLOTS):
             self._move(fresh[start : start + SLOTS], sides)
-        totals = self._totals(first, len(self._nodes) - first)
+        totals = self._totals(first, len(fresh), every=2)
         level = Level([], [], [])
-        for node in fresh:
+        for node, sums in zip(fresh, totals, strict=True):
             assert node.children is not None, "it was split just now"
-            for child in node.children:
-                child.sums, child.path = totals[child.number - first], node.path | {(node.alias, node.column)}
+            for child, own in zip(node.children, (sums, node.sums - sums), strict=True):
+                child.sums, child.path = own, node.path | {(node.alias, node.column)}
             self._bound(node)
             small, large = sorted(node.children, key=lambda child: (child.sums[COUNT], child.number))
             if self._may_split(small) or self._may_split(large):
@@ -395,15 +395,21 @@ class Grower:
             outputs = sorted({node.output for node in nodes if node.alias == alias})
             self.rows.each(_to_children, alias, words[:, None], slots, left, outputs)
 
-    def _totals(self, first: int, size: int) -> Array:
-        """The sums of the nodes from ``first`` on, over the rows that trees learn from: (nodes, 3)."""
-        return np.asarray(self.rows.total(_node_totals, first, size, self.sampled))
+    def _totals(self, first: int, size: int, every: int = 1) -> Array:
+        """The sums of so many nodes, from ``first`` on each, or each second, over rows to learn from: (nodes, 3)."""
+        return np.asarray(self.rows.total(_node_totals, first, size, every, self.sampled))
 
-    def keep(self, chosen: Sequence[Sequence[Node]]) -> dict[str, list[Node]]:
-        """Let the owners of splits keep those that the final trees have; by table, in the order of its splits."""
+    def keep(self, chosen: Sequence[Sequence[Node]], before: Callable[[str], int]) -> dict[str, list[Node]]:
+        """Let the owners of splits keep those that the final trees have; by table, in the order of its splits.
+
+        They follow so many that earlier rounds have of a table.
+        """
         won = {alias: [n for nodes in chosen for n in nodes if n.alias == alias] for alias in self.aliases}
         alone = [alias for alias in self.aliases if alias not in self.together]
-        given = {alias: {"nodes": np.array([node.number for node in won[alias]], np.int32)} for alias in alone}
+        given = {
+            alias: {"nodes": np.array([node.number for node in won[alias]], np.int32), "first": before(alias)}
+            for alias in alone
+        }
         self.lou.ask("trees.keep", alone, by_alias=given, encoding=self.encoding, model=self.name)
         return won
 
@@ -475,12 +481,12 @@ def _to_children(block: Block, alias: str, words: Words, slots: Codes, left: Cod
         np.copyto(nodes, left.take(nodes) + 1 - goes_left.astype(np.int32), where=slot >= 0)
 
 
-def _node_totals(block: Block, first: int, size: int, sampled: bool) -> Array:
+def _node_totals(block: Block, first: int, size: int, every: int, sampled: bool) -> Array:
     found = np.zeros((size, 3))
     for output in range(len(block.stored[NODES])):
-        nodes = block.stored[NODES, output] - first
-        fresh = np.flatnonzero(nodes >= 0)
-        at = nodes[fresh]
+        nodes = block.stored[NODES, output]
+        fresh = np.flatnonzero(nodes >= first if every == 1 else (nodes >= first) & ((nodes - first) & 1 == 0))
+        at = (nodes[fresh] - first) // every
         for kind, column in ((GRADIENT, SLOPES), (HESSIAN, CURVATURES)):
             found[:, kind] += np.bincount(at, block.stored[column, output][fresh], size)
         found[:, COUNT] += np.bincount(at, block.stored[SAMPLED, 0][fresh] if sampled else None, size)

@@ -1,14 +1,10 @@
-"""Sums by node, column and bin, which is where trees spend their time at a party.
+"""Sums by node, column and bin, which is where trees spend their time at a party. Nothing here knows who.
 
-Numba compiles the loop if it is installed (the extra ``fast``); else SciPy multiplies the sums by a sparse matrix with
-a 1 for each row and bin. Both add up in the same order, so trees are the same. Nothing here knows who.
+SciPy multiplies the sums by a sparse matrix with a 1 for each row and bin: half the time of NumPy's bincount by column.
+Numba would take less, but its compiler takes as long as it saves in a fit (``python -m benchmarks.trees kernels``).
 """
 
 from __future__ import annotations
-
-from collections.abc import Callable
-from functools import cache
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,7 +13,6 @@ from tablepuppet.arrays import Array
 from tablepuppet.party.allowance import check_time
 
 PIECE = 1 << 19  # cells of bins that are read at a time: time is checked between, and memory is little
-Add = Callable[[NDArray[np.uint8], NDArray[np.integer], Array, Array], None]
 
 
 def histograms(bins: NDArray[np.uint8], rows: NDArray[np.integer], sizes: NDArray[np.integer], values: Array,
@@ -30,53 +25,23 @@ def histograms(bins: NDArray[np.uint8], rows: NDArray[np.integer], sizes: NDArra
     >>> histograms(bins, np.array([0, 1, 0]), np.array([2, 1]), np.array([[1.0], [2.0], [5.0]]), 2)[..., 0].tolist()
     [[[1.0, 2.0], [0.0, 3.0]], [[5.0, 0.0], [0.0, 5.0]]]
     """
+    from scipy.sparse import csr_array  # takes a while to load
+
     columns, kinds = bins.shape[1], values.shape[1]
-    found = np.zeros((len(sizes), columns, width, kinds))
-    if not columns or not kinds:
-        return found
-    add, step, start = _compiled() or _by_products, max(PIECE // columns, 1), 0
+    found = np.zeros((len(sizes), columns * width, kinds))
+    if not columns:
+        return found.reshape(len(sizes), columns, width, kinds)
+    step, start = max(PIECE // columns, 1), 0
+    longest = min(step, int(sizes.max(initial=0)))
+    ones, starts = np.ones(longest * columns), np.arange(longest + 1, dtype=np.int32) * np.int32(columns)
+    offsets = np.arange(columns, dtype=np.int32) * np.int32(width)
     for node, size in enumerate(sizes.tolist()):
         for first in range(start, start + size, step):
             check_time()
             part = slice(first, min(first + step, start + size))
-            add(bins, rows[part], values[part], found[node])
+            cells = np.add(bins[rows[part]], offsets, dtype=np.int32)
+            shape = (len(cells), columns * width)
+            by_row = csr_array((ones[: cells.size], cells.ravel(), starts[: len(cells) + 1]), shape=shape)
+            found[node] += by_row.T @ values[part]
         start += size
-    return found
-
-
-def _by_products(bins: NDArray[np.uint8], rows: NDArray[np.integer], values: Array, sums: Array) -> None:
-    from scipy.sparse import csr_array  # takes a while to load
-
-    columns, width = sums.shape[:2]
-    cells = np.add(bins[rows], np.arange(columns, dtype=np.int32) * np.int32(width), dtype=np.int32)
-    starts = np.arange(len(rows) + 1, dtype=np.int32) * np.int32(columns)
-    shape = (len(rows), columns * width)
-    ones = csr_array((np.ones(cells.size), cells.ravel(), starts), shape=shape)
-    sums += (ones.T @ values).reshape(sums.shape)
-
-
-@cache
-def _compiled() -> Add | None:
-    """The loop as machine code; None without Numba."""
-    try:
-        from numba import njit
-    except ImportError:
-        return None
-
-    def add(bins: Any, rows: Any, values: Any, sums: Any) -> None:
-        for entry in range(len(rows)):
-            own, row = values[entry], rows[entry]
-            if len(own) == 2:
-                first, second = own[0], own[1]
-                for column in range(bins.shape[1]):
-                    cell = sums[column, bins[row, column]]
-                    cell[0] += first
-                    cell[1] += second
-            else:
-                for column in range(bins.shape[1]):
-                    cell = sums[column, bins[row, column]]
-                    for kind in range(len(own)):
-                        cell[kind] += own[kind]
-
-    compiled: Add = njit(nogil=True)(add)
-    return compiled
+    return found.reshape(len(sizes), columns, width, kinds)

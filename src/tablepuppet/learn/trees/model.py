@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -113,6 +113,14 @@ class TreeOutputs(TableOutputs):
         add_scores(rows, self.final, self.aliases, bits, firsts)
 
 
+@dataclass(frozen=True)
+class Done:
+    """What a fit that goes on needs of the one before."""
+
+    constant: Array | None = None
+    history: tuple[dict[str, Any], ...] = ()
+
+
 class TreeModel(Holders, TreeOutputs):
     """Trees that are being learned."""
 
@@ -136,6 +144,7 @@ class TreeModel(Holders, TreeOutputs):
             empty = np.zeros((0, HEAD + self.words[alias]))
             self._shared[alias] = TableParameters(SplitTable(spec), empty)
         self._kept = 0
+        self.done = Done()
         self._validated: tuple[JoinedRows, int] | None = None
 
     def table_model(self, alias: str) -> SplitTable:
@@ -144,11 +153,11 @@ class TreeModel(Holders, TreeOutputs):
 
     def add(self, trees: list[Tree], splits: Mapping[str, Array]) -> None:
         """Add the trees of a round, and the splits of tables with several shards."""
-        self.forest.append(trees)
         for alias, theta in splits.items():
             part = self._shared[alias]
-            part.theta = np.concatenate([part.theta, theta])
+            part.theta = np.concatenate([part.theta[: self.splits_of(alias)], theta])
             part.model = SplitTable(Splits(len(part.theta), self.words[alias]))
+        self.forest.append(trees)
 
     def bits_of(self, thetas: Mapping[str, Array]) -> dict[str, NDArray[np.uint8]]:
         """The bits of the rows to learn from, by splits of tables with several shards: a trip."""

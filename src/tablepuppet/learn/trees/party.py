@@ -235,8 +235,11 @@ def _limits(node: int, allowed: NDArray[np.uint8] | None, signs: Whole | None, r
 
 
 @op("trees.keep", asked="trees", releases=Release.COUNTS, returns={})
-def keep(table: LocalTable, view: str, encoding: str, model: str, nodes: Whole) -> Values:
-    """Add the splits of some nodes to the model, in this order, and forget all nodes: their trees are done."""
+def keep(table: LocalTable, view: str, encoding: str, model: str, nodes: Whole, first: Count) -> Values:
+    """Add the splits of some nodes to the model, in this order, and forget all nodes: their trees are done.
+
+    They follow the ``first`` splits: those after it are of rounds that were given up.
+    """
     data, part = bins_of(table, view, encoding), parameters_of(table, model, TreeSpec)
     growing = part.remembered(Growing)
     listed: list[int] = nodes.ravel().tolist()
@@ -245,7 +248,9 @@ def keep(table: LocalTable, view: str, encoding: str, model: str, nodes: Whole) 
     splits = [growing.splits[node] for node in listed]
     if any(each.column < 0 for each in splits):
         raise PartyError(f"party {table.grant.party!r}: these nodes of trees have no split here")
-    part.theta = np.concatenate([part.theta, stored(splits, data.binned)])
+    if first > len(part.theta):
+        raise PartyError(f"party {table.grant.party!r}: trees have {len(part.theta)} splits here, not {first}")
+    part.theta = np.concatenate([part.theta[:first], stored(splits, data.binned)])
     part.model = SplitTable(Splits(len(part.theta), data.binned.words))
     part.memory = Growing()
     return {}
