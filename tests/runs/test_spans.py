@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from contextlib import nullcontext
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -69,8 +69,9 @@ def test_a_fit_is_one_trace(kept: Kept, tmp_path: Path, is_service: bool) -> Non
     rows = "".join(f"{at},{at * 2.5},{CANARY}\n" for at in range(1, 80))
     (tmp_path / "items.csv").write_text("weight,price,kind\n" + rows)
     urls = {"shop": f"csv://{tmp_path}"}
-    with served(urls) if is_service else nullcontext(urls) as services:
-        places: Any = {n: f"grpc://127.0.0.1:{s.port}" for n, s in services.items()} if is_service else services
+    with ExitStack() as stack:
+        services = stack.enter_context(served(urls)) if is_service else {}
+        places = {name: f"grpc://127.0.0.1:{each.port}" for name, each in services.items()} or urls
         relation = tp.Federation(places).sql("SELECT weight, price FROM items", label="price")
         model = tp.LinearRegression(rounds=3, solver="sgd").fit(relation)
     by = dict(enumerate(kept.spans, 1))
