@@ -27,6 +27,7 @@ def file(tmp_path: Path) -> Path:
     party = open_party(found)
     relation = federation(party).sql("SELECT credit, fraud FROM cards", label="fraud")
     tp.LinearRegression(rounds=2).fit(relation)
+    relation._session.close()  # a line of the log, too
     with pytest.raises(tp.PrivacyError):
         party.describe(HOSTILE)
     return found
