@@ -149,3 +149,30 @@ def test_the_image_copies_what_is_there() -> None:
     assert entry[:3] == ["tablepuppet", "party", "serve"]
     users = [line.split()[1] for line in lines if line.startswith("USER ")]
     assert users == ["10001:10001"]
+
+
+def test_alerts_and_dashboard_ask_for_metrics_that_there_are() -> None:
+    """Names and labels are those of docs/policy.md; each alert says what to do. Prometheus itself is not run."""
+    yaml = pytest.importorskip("yaml")
+    listed = (ROOT / "docs" / "policy.md").read_text(encoding="utf-8")
+    known = {"up": {"job"}, "process_resident_memory_bytes": set[str](), "process_cpu_seconds_total": set[str]()}
+    for names, labels in re.findall(r"^\| (`tablepuppet_[^|]*) \| ([^|]*) \|", listed, re.MULTILINE):
+        for name in re.findall(r"tablepuppet_\w+", names):
+            known[name] = set(filter(None, re.split(r", |\s+", labels)))
+    [group] = yaml.safe_load((DEPLOY / "prometheus-alerts.yml").read_text())["groups"]
+    board = json.loads((DEPLOY / "grafana-dashboard.json").read_text())
+    for rule in group["rules"]:
+        assert rule["labels"]["severity"] in ("warning", "critical")
+        assert rule["annotations"].keys() == {"summary", "description"}
+    places = [tuple(panel["gridPos"].values()) for panel in board["panels"]]
+    assert len(set(places)) == len(places)
+    asked = [target["expr"] for panel in board["panels"] for target in panel["targets"]]
+    for query in [*asked, *(rule["expr"] for rule in group["rules"])]:
+        found = re.findall(r"\b((?:tablepuppet|process)_\w+|up)\b(?:\{([^}]*)\})?", query)
+        assert found, query
+        assert query.count("(") == query.count(")")
+        for name, matchers in found:
+            labels = known[name.removesuffix("_bucket")] | {"instance"}
+            used = set(re.findall(r"(\w+)(?:=|!=|=~)\"", matchers))
+            used |= {each for by in re.findall(r"by \(([^)]*)\)", query) for each in by.split(", ")} - {"le"}
+            assert used <= labels, query

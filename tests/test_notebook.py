@@ -254,7 +254,7 @@ def test_errors_are_short(shown: Shown) -> None:
     assert not [line for line in lines if ".py" in line]
     assert "----> 4 mine()" in lines
     assert lines[-4:] == [
-        "QueryError: no table has a column pric; did you mean 'price'?",
+        "QueryError: table orders has no column pric; did you mean 'price'?",
         "  line 3: WHERE pric > 1",
         "                ^^^^",
         "(%tb Verbose shows the whole traceback, with its cause.)",
@@ -268,7 +268,7 @@ def test_the_whole_traceback_stays_reachable(shown: Shown) -> None:
     """`%tb Verbose` shows every call, without values of variables."""
     text = shown.error("traceback")
     assert "in parse" in text
-    assert "QueryError: no table has a column pric" in text
+    assert "QueryError: table orders has no column pric" in text
     assert "blinding_key" not in text
 
 
@@ -344,7 +344,7 @@ def test_ipythons_terminal_shows_plans_as_text_and_errors_short(tmp_path: Path) 
         for ran in [subprocess.run([*command, "-c", code], capture_output=True, text=True, cwd=tmp_path)]
     ]
     short, whole = outputs
-    assert "QueryError: no table has a column z" in short
+    assert "QueryError: table t has no column z" in short
     assert "         ^" in short
     assert len(short.splitlines()) < 15
     assert "federation.py" not in short

@@ -113,9 +113,10 @@ def mimic() -> Task:
     at = _files("mimic-iii-demo")
     return Task(
         {
-            "labevents": f"""SELECT "HADM_ID" AS hadm_id, "VALUENUM" AS value, "VALUEUOM" AS unit, "ITEMID" AS item,
-                coalesce("FLAG", '') = 'abnormal' AS abnormal, ({HELD_OUT.format('"ROW_ID"')})::INT AS held_out
-                FROM '{at}/labevents.parquet' WHERE "HADM_ID" IS NOT NULL""",
+            "labevents": f"""SELECT "HADM_ID" AS hadm_id, try_cast("VALUE" AS DOUBLE) AS value, "VALUEUOM" AS unit,
+                "ITEMID" AS item, coalesce("FLAG", '') = 'abnormal' AS abnormal,
+                ({HELD_OUT.format("n")})::INT AS held_out
+                FROM (SELECT *, row_number() OVER () AS n FROM '{at}/labevents.parquet') WHERE "HADM_ID" IS NOT NULL""",
             "patients": f"SELECT subject_id, gender FROM '{at}/patients.parquet'",
             "admissions": f"SELECT subject_id, hadm_id, admission_type, insurance, marital_status, admission_location, "
             f"hospital_expire_flag AS died FROM '{at}/admissions.parquet'",

@@ -17,18 +17,25 @@ Arguments = ParamSpec("Arguments")
 Result = TypeVar("Result")
 Class = TypeVar("Class", bound=type)
 MOST_MEANT, LEAST_PART = 3, 4
-ELSEWHERE = {
-    **dict.fromkeys(("n_estimators", "num_boost_round", "n_rounds"), "max_iter"),
-    **dict.fromkeys(("max_iter", "epochs", "n_epochs", "num_epochs"), "rounds"),
+ELSEWHERE = {  # a name, and those that it may have here, the first of which there is
+    **dict.fromkeys(("n_estimators", "num_boost_round", "n_rounds", "num_iterations"), "max_iter n_estimators"),
+    **dict.fromkeys(("max_iter", "epochs", "n_epochs", "num_epochs", "rounds"), "rounds max_iter n_estimators"),
     "n_iter": "candidates",
     "param_distributions": "settings",
-    **dict.fromkeys(("C", "alpha", "weight_decay", "reg_lambda"), "l2"),
+    **dict.fromkeys(("C", "alpha", "weight_decay"), "l2"),
+    **dict.fromkeys(("reg_lambda", "lambda_l2", "l2"), "l2 l2_regularization"),
     **dict.fromkeys(("learning_rate", "learning_rate_init", "eta0"), "lr"),
+    **dict.fromkeys(("lr", "eta", "shrinkage"), "learning_rate"),
+    **dict.fromkeys(("num_leaves", "max_leaves"), "max_leaf_nodes"),
+    **dict.fromkeys(("min_child_samples", "min_data_in_leaf"), "min_samples_leaf"),
+    **dict.fromkeys(("colsample_bynode", "feature_fraction_bynode"), "max_features"),
+    **dict.fromkeys(("monotone_constraints", "monotonic_constraints"), "monotonic_cst"),
+    "interaction_constraints": "interaction_cst",
     **dict.fromkeys(("random_state", "random_seed"), "seed"),
     **dict.fromkeys(("target", "y"), "label"),
     "test_size": "test",
     "hidden_layer_sizes": "hidden",
-    "n_iter_no_change": "patience",
+    **dict.fromkeys(("n_iter_no_change", "patience", "early_stopping_rounds"), "patience n_iter_no_change"),
     "query": "text",
     "scoring": "metric",
     "cv": "folds",
@@ -85,6 +92,8 @@ def setting_meant(name: str, known: Iterable[str]) -> str:
     "; here it is 'max_iter'"
     >>> setting_meant("max_iter", ["rounds", "seed"])
     "; here it is 'rounds'"
+    >>> setting_meant("reg_lambda", ["l2_regularization", "seed"])
+    "; here it is 'l2_regularization'"
     >>> setting_meant("by", ["groups", "stratified", "time"])
     "; here it is 'groups'"
     >>> setting_meant("C", ["l2", "seed"])
@@ -93,10 +102,10 @@ def setting_meant(name: str, known: Iterable[str]) -> str:
     names = list(known)
     if name in OF_RELATIONS:
         return f"; {OF_RELATIONS[name]}"
-    here = ELSEWHERE.get(name)
-    if here not in names:
+    here = next((each for each in ELSEWHERE.get(name, "").split() if each in names), None)
+    if here is None:
         return did_you_mean(name, names)
-    return f"; here it is {here!r}" + (f": {FORMULAS[name]}" if name in FORMULAS else "")
+    return f"; here it is {here!r}" + (f": {FORMULAS[name]}" if here == "l2" and name in FORMULAS else "")
 
 
 def unknown_key(what: str, key: object, known: Iterable[str]) -> UnknownKeyError:
@@ -113,7 +122,7 @@ def attributes_explained(meant: Mapping[str, str]) -> Callable[[Class], Class]:
 
     def explained(made: Class) -> Class:
         def missing(self: object, name: str) -> object:
-            if name in meant:  # without name=, of which Python would make a second suggestion
+            if name in meant and not hasattr(type(self), name):  # no name=: Python would make a second suggestion
                 raise AttributeError(f"{type(self).__name__} has no {name}: {meant[name]}")
             return object.__getattribute__(self, name)  # a property that raised an AttributeError does so again
 

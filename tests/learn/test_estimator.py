@@ -85,6 +85,33 @@ def test_a_misspelt_setting(make: Any) -> None:
     assert clone(make(seed=3)).seed == 3
 
 
+@pytest.mark.parametrize(
+    ("make", "setting", "told"),
+    [
+        (tp.GradientBoostingClassifier, "reg_lambda", "here it is 'l2_regularization'$"),
+        (tp.GradientBoostingClassifier, "rounds", "here it is 'max_iter'$"),
+        (tp.GradientBoostingRegressor, "num_leaves", "here it is 'max_leaf_nodes'$"),
+        (tp.RandomForestClassifier, "max_iter", "here it is 'n_estimators'$"),
+        (tp.LogisticRegression, "reg_lambda", "here it is 'l2': l2 = reg_lambda / N"),
+    ],
+)
+def test_settings_have_other_names_elsewhere(make: Any, setting: str, told: str) -> None:
+    """A setting of XGBoost, LightGBM or another learner is answered with the one that the learner has."""
+    with pytest.raises(tp.LearnError, match=told):
+        make(**{setting: 1})
+
+
+def test_what_trees_have_instead_of_coefficients() -> None:
+    """Trees without a fit say so; of parameters of linear models they say what they have."""
+    model = tp.RandomForestClassifier()
+    with pytest.raises(NotFittedError):
+        model.feature_importances_  # noqa: B018
+    for name in ("coef_", "summary", "contribution_names_"):
+        with pytest.raises(AttributeError, match=rf"^RandomForestClassifier has no {name}: .*contributions"):
+            getattr(model, name)
+    assert not hasattr(model, "anything_else")
+
+
 def test_fit_returns_self_and_ends_in_underscores(returned: tp.Relation) -> None:
     """`fit` gives the learner back; a clone of a fitted one is not fitted; fitting again starts anew."""
     model = tp.LogisticRegression()

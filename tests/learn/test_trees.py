@@ -325,6 +325,8 @@ def test_forests(store: tuple[tp.Federation, Parties], tmp_path: Path) -> None:
         parts = model.contributions(test).sum(axis=1)
         parts = np.stack([1 - parts, parts], axis=1) if label == "returned" else parts / parts.sum(axis=1)[:, None]
         np.testing.assert_allclose(parts, shares, atol=1e-12)
+    with pytest.raises(tp.LearnError, match=r"name the file \.json"):
+        model.export(tmp_path / "model.ubj")
     with pytest.raises(tp.LearnError, match="no forest of shares"):
         model.export(tmp_path / "model.json")
 

@@ -13,6 +13,7 @@ import pytest
 import tablepuppet as tp
 from tablepuppet.monitor import operator
 from tablepuppet.monitor.audit_state import AuditState, csv_lines
+from tablepuppet.monitor.markup import joined
 from tablepuppet.party.config import PartyFile
 from tests import warm
 from tests.monitor.writing import HOSTILE
@@ -26,6 +27,7 @@ def file(tmp_path: Path) -> Path:
     party = open_party(found)
     relation = federation(party).sql("SELECT credit, fraud FROM cards", label="fraud")
     tp.LinearRegression(rounds=2).fit(relation)
+    relation._session.close()  # a line of the log, too
     with pytest.raises(tp.PrivacyError):
         party.describe(HOSTILE)
     return found
@@ -62,7 +64,8 @@ def test_what_callers_wrote_is_text(file: Path) -> None:
     assert "&lt;img" in page
     assert "<img" not in page
     assert CANARY not in page
-    assert "sets no state_dir" in page  # why there is nothing to see of sessions
+    assert "Set state_dir in the party file" in page  # what to do to see sessions
+    assert "all requests" in joined(part(state, "nobody", "") for part in parts)
     written = "".join(csv_lines(state.log))
     assert written.count("\r\n") == len(audit_lines(file.parent)) + 1
     assert CANARY not in written

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from benchmarks.fleet import HOSTILE as FLEET_HOSTILE
+from benchmarks.fleet import write_fleet
 from tablepuppet.monitor import charts, overview_page, run_page
 from tablepuppet.monitor.markup import joined
 from tablepuppet.monitor.overview_page import Asked
@@ -106,6 +109,29 @@ def test_many_runs(tmp_path: Path) -> None:
     assert "r0007" in shown
     assert "No run has" in overview_page.runs_table(found, words="<b>")
     assert "<b>" not in overview_page.runs_table(found, words="<b>")
+
+
+def test_fifty_parties_for_hours(tmp_path: Path) -> None:
+    """Parts of pages stay as small as a screen: tiles, lanes, cells; each party is in the graph, what is lost first."""
+    live = write_fleet(tmp_path, parties=50, runs=12, hours=0.3)
+    run = next(run for run in Runs([tmp_path]).look() if run.name == "now")
+    run.look(whole=True)
+    live.file.close()
+    assert len(run.state.parties) == 50
+    text, needs = summary(run)
+    assert needs
+    assert text.endswith(f"48 parties answering, {FLEET_HOSTILE[0]}, hospital_45 lost; epsilon 0.26 of 2")
+    tiles = run_page.tiles(run, 12)
+    assert tiles.count("<li") == 12
+    assert tiles.index("hospital_45") < tiles.index("hospital_00")
+    assert "and 38 more parties" in tiles
+    graph = overview_page.graph(overview_page.heard([run]), {})
+    assert graph.count("<circle") == 51
+    assert len(set(re.findall(r'<text x="\S+" y="\S+"', graph))) == 51
+    times = charts.times(run.state)
+    assert len(times["series"][0]["data"]) <= charts.CELLS
+    assert charts.height(times) > 51 * 14
+    assert "<img" not in whole_text(run) + tiles + graph
 
 
 def test_long_files_are_read_at_both_ends(tmp_path: Path) -> None:

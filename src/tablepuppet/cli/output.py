@@ -200,6 +200,9 @@ def _short(program: str) -> str:
     return os.path.relpath(path) if path.is_relative_to(Path.cwd()) else str(path)
 
 
+FACTS = ("event", "run", "session", "caller")  # of a record, beside its message
+
+
 class JsonLines(logging.Formatter):
     """Writes each record as one line of JSON.
 
@@ -212,6 +215,7 @@ class JsonLines(logging.Formatter):
         """One line of JSON; the type of an exception, but not its text, which may quote a value."""
         time = datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds")
         found = {"time": time, "level": record.levelname, "message": record.getMessage()}
+        found |= {name: str(value) for name in FACTS if (value := getattr(record, name, None))}
         if record.exc_info and record.exc_info[0] is not None:
             found["error"] = record.exc_info[0].__name__
         return json.dumps(found, ensure_ascii=False)

@@ -7,10 +7,11 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from tablepuppet.monitor.run_state import Fit, PartyState, RunState
-from tablepuppet.runs.figures import readable
+from tablepuppet.runs.figures import readable, shown_time
 
 POINTS = 500
-COLUMNS = 100  # of the map of times
+COLUMNS, CELLS = 100, 3000  # of the map of times
+LANE = 16  # pixels of a party where there are many
 GREY, BLUE, ORANGE, GREEN, RED = "#808080", "#2f7ed8", "#d97706", "#0f9d58", "#d93025"
 SERIES = (BLUE, ORANGE, GREEN, "#8e5bd0", "#00838f", "#b0457b", "#6b7a00", "#a65628")
 KINDS = {
@@ -64,7 +65,7 @@ def times(state: RunState) -> dict[str, Any]:
     spent = {} if fit is None else {each.get("round"): float(each.get("seconds") or 0) for each in fit.rounds}
     numbers = [each for each in sorted(state.times) if each in spent]
     lanes = ["coordinator", *sorted(state.parties)]
-    step = max(1, -(-len(numbers) // COLUMNS))
+    step = max(1, -(-len(numbers) // min(COLUMNS, CELLS // len(lanes) + 1)))
     groups = [numbers[start : start + step] for start in range(0, len(numbers), step)]
     cells: list[list[float]] = []
     for column, group in enumerate(groups):
@@ -81,10 +82,10 @@ def times(state: RunState) -> dict[str, Any]:
         "tooltip": {"confine": True},
         "grid": {"left": 110, "right": 16, "top": 8, "bottom": 70},
         "xAxis": {"type": "category", "data": labels, "name": "round", **_ink()},
-        "yAxis": {"type": "category", "data": lanes, "inverse": True, **_ink()},
+        "yAxis": {"type": "category", "data": lanes, "inverse": True, **_ink(95)},
         "visualMap": {
             "min": 0, "max": most, "orient": "horizontal", "left": "center", "bottom": 0, "precision": 4,
-            "text": ["seconds of a round", ""], "textStyle": {"color": GREY},
+            "text": [f"{shown_time(most)} of a round", "0"], "textStyle": {"color": GREY},
             "inRange": {"color": ["#cfe2f7", "#0b4a94"]},
         },
         "series": [{"type": "heatmap", "data": cells, "progressive": 0}],
@@ -129,7 +130,7 @@ def timeline(trips: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
             {"type": each, "xAxisIndex": 0, "filterMode": "weakFilter", "bottom": 8} for each in ("slider", "inside")
         ],
         "xAxis": {"type": "value", "name": "s", "min": 0, **_ink()},
-        "yAxis": {"type": "category", "data": lanes, "inverse": True, **_ink()},
+        "yAxis": {"type": "category", "data": lanes, "inverse": True, **_ink(95)},
         "series": [
             {"type": "custom", ":renderItem": draw, "encode": {"x": [1, 2], "y": 0}, "data": data, "clip": True},
         ],
@@ -175,7 +176,7 @@ def _axes(series: list[dict[str, Any]], x: str, y: str) -> dict[str, Any]:
         "animation": False,
         "tooltip": {"trigger": "axis", "confine": True},
         "legend": {"textStyle": {"color": GREY}, "top": 0, "type": "scroll"},
-        "grid": {"left": 60, "right": 20, "top": 36, "bottom": 44},
+        "grid": {"left": 60, "right": 20, "top": 52, "bottom": 44},
         "xAxis": {"type": "value", "name": x, "nameLocation": "middle", "nameGap": 26, "minInterval": 1,
                   "min": "dataMin", "max": "dataMax", **_ink()},
         "yAxis": {"type": "value", "name": y, "scale": True, **_ink()},
@@ -183,10 +184,16 @@ def _axes(series: list[dict[str, Any]], x: str, y: str) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _ink() -> dict[str, Any]:
-    """Colours that are read on white and on black."""
+def height(options: Mapping[str, Any]) -> int:
+    """How high a chart with a lane for each party must be, in pixels, for each to be read."""
+    return max(420, LANE * len(options["yAxis"]["data"]) + 100)
+
+
+def _ink(width: int = 0) -> dict[str, Any]:
+    """Colours that are read on white and on black; labels longer than ``width`` pixels, if it is given, are cut."""
+    cut = {"width": width, "overflow": "truncate"} if width else {}
     return {
-        "axisLabel": {"color": GREY, "hideOverlap": True},
+        "axisLabel": {"color": GREY, "hideOverlap": True, **cut},
         "nameTextStyle": {"color": GREY},
         "axisLine": {"lineStyle": {"color": GREY}},
         "splitLine": {"lineStyle": {"color": "rgba(128,128,128,0.25)"}},

@@ -54,15 +54,23 @@ def sentence(state: AuditState, name: str, caller: str, day: str) -> Markup:
     return tag("h1", text, cls="sentence", id_="sentence")
 
 
-def callers_table(state: AuditState, caller: str, day: str) -> Markup:
+def callers_table(state: AuditState, caller: str, day: str) -> Markup | None:
     """Requests by caller."""
     sums = sorted(state.sums(caller, day).items(), key=lambda each: -each[1].requests)
+    if not sums and not (caller or day):
+        return tag(
+            "p", "Requests show up here as callers make them; tablepuppet party check says who may.", cls="empty"
+        )
+    if not sums:
+        return tag(
+            "p", "Choose another caller or an earlier day, or see ", link("all requests", "./"), ".", cls="empty"
+        )
     rows = [
         [
             link(who or "(nobody)", f"./?{urlencode({'caller': who, 'day': day})}", id_=f"caller-{who}"),
             each.last[:19].replace("T", " "),
             f"{each.requests:,}",
-            tag("span", f"{each.refused:,}", cls="needs" if each.refused else None),
+            tag("span", f"{each.refused:,}", cls="strong" if each.refused else None),
             readable(each.bytes),
         ]
         for who, each in sums[:SHOWN]
@@ -87,12 +95,14 @@ def releases_table(state: AuditState, caller: str, day: str) -> Markup | None:
     return tag("section", tag("h2", "Releases"), table(caption, heads, shown, 2)) if shown else None
 
 
-def refusals(state: AuditState, caller: str, day: str) -> Markup:
+def refusals(state: AuditState, caller: str, day: str) -> Markup | None:
     """What was refused, by which rule, and the newest of it."""
     rules: dict[tuple[str, str], int] = {}
     for who, each in state.sums(caller, day).items():
         for rule, times in each.rules.items():
             rules[rule, who] = rules.get((rule, who), 0) + times
+    if not rules and not state.sums(caller, day):
+        return None
     if not rules:
         return tag("section", tag("h2", "Refused"), tag("p", "Nothing was refused.", cls="empty"))
     rows = [
@@ -113,13 +123,15 @@ HEADS = ["time (UTC)", "caller", "what", "tables", "rows", "bytes", "releases", 
 def _cells(line: Any) -> list[object]:
     cells: list[object] = list(line.cells)
     if line.outcome in ("denied", "failed"):
-        cells[7] = tag("span", cells[7], cls="needs")
+        cells[7] = tag("span", cells[7], cls="strong")
     return cells
 
 
-def newest_lines(state: AuditState, caller: str, day: str) -> Markup:
+def newest_lines(state: AuditState, caller: str, day: str) -> Markup | None:
     """The newest lines of the log."""
     lines = [each for _, each in zip(range(SHOWN), state.lines(caller, day), strict=False)]
+    if not lines:
+        return None
     text = urlencode({"caller": caller, "day": day})
     export = tag("p", link("Export these requests as CSV", f"audit.csv?{text}", id_="export"))
     return tag("section", tag("h2", "Requests"), export, table("The newest requests", HEADS, map(_cells, lines)))
@@ -173,6 +185,9 @@ def budgets(path: Path, settings: PartyFile) -> Markup:
 
 def sessions(settings: PartyFile) -> Markup:
     """The open sessions of the party, if it is being served."""
+    if not settings.state_dir:
+        text = "Set state_dir in the party file to see its open sessions here."
+        return tag("section", tag("h2", "Sessions"), tag("p", text, cls="empty"))
     try:
         found = ask(settings)
     except TablePuppetError as error:

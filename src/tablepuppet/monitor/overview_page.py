@@ -13,15 +13,15 @@ from urllib.parse import quote
 
 from tablepuppet.monitor.markup import Markup, ago, joined, link, table, tag
 from tablepuppet.monitor.run_files import Run, process_figures
-from tablepuppet.monitor.run_page import shown_time
 from tablepuppet.monitor.run_state import PartyState
 from tablepuppet.monitor.sentences import last_metric, progress, to_go
-from tablepuppet.runs.figures import readable, seconds
+from tablepuppet.runs.figures import readable, seconds, shown_time
 
 if TYPE_CHECKING:
     from tablepuppet.sql.catalog import Catalog
 
 PAGE = 50  # runs of a page
+WIDTH, LETTERS = 640, 20  # of the graph, and of a name in it
 NEEDS_YOU = ("waiting", "failed", "stopped", "died")
 
 
@@ -167,61 +167,40 @@ def parties_table(parties: Mapping[str, PartyState], asked: Asked, live: Mapping
 
 
 def graph(parties: Mapping[str, PartyState], places: Mapping[str, str]) -> Markup:
-    """The coordinator and its parties; a channel is as thick as its traffic, and leads to its page."""
+    """The coordinator between its parties; a channel is as thick as its traffic, and leads to its page."""
     names = sorted({*parties, *places})
     if not names:
         return Markup("")
-    size = 420 + 8 * max(0, len(names) - 12)
-    centre, radius = size / 2, size / 2 - 60
+    lines = -(-len(names) // 2)
+    gap = 44 if lines <= 6 else 24
+    height, middle = max(120, gap * lines), WIDTH / 2
     most = max([party.bytes_up + party.bytes_down for party in parties.values()] + [1])
     edges, nodes = [], []
     for at, name in enumerate(names):
-        angle = 2 * math.pi * at / len(names) - math.pi / 2
-        x, y = centre + radius * math.cos(angle), centre + radius * math.sin(angle)
+        is_left, beside = at < lines, lines if at < lines else len(names) - lines
+        x, y = (170 if is_left else WIDTH - 170), height / 2 + gap * (at % lines - (beside - 1) / 2)
         party = parties.get(name, PartyState(name))
-        traffic, bad = party.bytes_up + party.bytes_down, party.status in ("silent", "lost")
-        width = 1 + 11 * math.sqrt(traffic / most)
-        title = tag(
-            "title", f"{name}: {readable(party.bytes_up)} up, {readable(party.bytes_down)} down, {party.trips:,} trips"
-        )
-        line = tag(
-            "path",
-            d=f"M{centre:.1f} {centre:.1f}L{x:.1f} {y:.1f}",
-            stroke_width=f"{width:.1f}",
-            cls="bad" if bad else None,
-        )
-        edges.append(
-            link(
-                joined([title, line]),
-                f"channel/{quote(name, safe='')}",
-                aria_label=f"channel to {name}",
-                id_=f"edge-{name}",
-            )
-        )
-        dot = tag("circle", cx=f"{x:.1f}", cy=f"{y:.1f}", r=9, cls="bad" if bad else None)
-        anchor = "middle" if abs(math.cos(angle)) < 0.3 else ("start" if math.cos(angle) > 0 else "end")
-        shift = 14 * (1 if math.cos(angle) >= 0.3 else -1 if math.cos(angle) <= -0.3 else 0)
-        below = 24 if math.sin(angle) > 0 else -14
-        label = tag("text", name[:24], x=f"{x + shift:.1f}", y=f"{y + (4 if shift else below):.1f}", text_anchor=anchor)
-        nodes.append(
-            link(joined([dot, label]), f"party/{quote(name, safe='')}", aria_label=f"party {name}", id_=f"node-{name}")
-        )
-    middle = joined(
-        [
-            tag("circle", cx=f"{centre:.1f}", cy=f"{centre:.1f}", r=14, cls="coordinator"),
-            tag("text", "coordinator", x=f"{centre:.1f}", y=f"{centre + 32:.1f}", text_anchor="middle"),
-        ]
-    )
+        bad, named = "bad" if party.status in ("silent", "lost") else None, quote(name, safe="")
+        width = 1 + 0.3 * gap * math.sqrt((party.bytes_up + party.bytes_down) / most)
+        text = f"{name}: {readable(party.bytes_up)} up, {readable(party.bytes_down)} down, {party.trips:,} trips"
+        line = tag("path", d=f"M{middle:g} {height / 2:g}L{x:g} {y:g}", stroke_width=f"{width:.1f}", cls=bad)
+        label = f"channel to {name}"
+        edge = joined([tag("title", text), line])
+        edges.append(link(edge, f"channel/{named}", aria_label=label, id_=f"edge-{name}"))
+        dot = tag("circle", cx=f"{x:g}", cy=f"{y:g}", r=gap / 4, cls=bad)
+        shown = name if len(name) <= LETTERS else f"{name[: LETTERS - 1]}…"
+        anchor, to = ("end", x - 16) if is_left else ("start", x + 16)
+        written = tag("text", shown, x=f"{to:g}", y=f"{y + 4.5:g}", text_anchor=anchor)
+        node = joined([tag("title", name), dot, written])
+        nodes.append(link(node, f"party/{named}", aria_label=f"party {name}", id_=f"node-{name}"))
+    centre = [
+        tag("circle", cx=f"{middle:g}", cy=f"{height / 2:g}", r=14, cls="coordinator"),
+        tag("text", "coordinator", x=f"{middle:g}", y=f"{height / 2 + 32:g}", text_anchor="middle"),
+    ]
     return tag(
-        "svg",
-        edges,
-        nodes,
-        middle,
-        viewBox=f"-90 -10 {size + 180} {size + 20}",
-        role="group",
-        aria_label="the coordinator and its parties",
-        cls="graph",
-    )
+        "svg", edges, nodes, centre, viewBox=f"0 -12 {WIDTH} {height + 40}", role="group",
+        aria_label="the coordinator and its parties", cls="graph",
+    )  # fmt: skip
 
 
 def catalog_tables(asked: Asked) -> Markup:

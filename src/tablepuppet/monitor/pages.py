@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from tablepuppet.errors import ConfigError, TablePuppetError
+from tablepuppet.monitor.charts import height
 from tablepuppet.monitor.markup import Markup, link, tag
 
 if TYPE_CHECKING:
@@ -102,15 +103,19 @@ class Live:
     def chart(self, read: Callable[[], dict[str, Any]], label: str, *, tall: bool = False) -> None:
         """A chart, with a label for those who do not see it; hidden while it has nothing to show."""
         options = read()
-        with self._ui.element("div").classes("tall" if tall else "") as around:
+        with self._ui.element("div") as around:
             element = self._ui.echart(options)
         element.props(f'role=img aria-label="{label}"')
         around.set_visibility(_has_data(options))
+        if tall:
+            element.style(f"height: {height(options)}px")
         before = [options]
 
         def again() -> None:
             now = read()
             if now != before[0]:
+                if tall and height(now) != height(before[0]):
+                    element.style(f"height: {height(now)}px")
                 before[0] = now
                 element.options.clear()
                 element.options.update(now)

@@ -12,19 +12,10 @@ from tablepuppet.monitor.markup import Markup, ago, joined, link, table, tag
 from tablepuppet.monitor.run_files import Run
 from tablepuppet.monitor.run_state import STAGES, Fit, RunState
 from tablepuppet.monitor.sentences import ADVICE, DOING, last_metric, progress, summary, to_go, what_to_do
-from tablepuppet.runs.figures import metric, metrics_line, number, readable, seconds
+from tablepuppet.runs.figures import metric, metrics_line, number, readable, seconds, shown_time
 
 TILES = 60
 ROWS = 100
-
-
-def shown_time(duration: float) -> str:
-    """A duration, in milliseconds where it is short.
-
-    >>> shown_time(0.0042), shown_time(75)
-    ('4.2 ms', '75 s')
-    """
-    return f"{1000 * duration:.1f} ms" if duration < 1 else seconds(duration)
 
 
 def headline(run: Run) -> Markup:
@@ -66,7 +57,13 @@ def tiles(run: Run, most: int = TILES) -> Markup:
         found.append(
             tag(
                 "li",
-                link(party.name, f"run/{run.key}/party/{_quoted(party.name)}", cls="name", id_=f"tile-{party.name}"),
+                link(
+                    party.name,
+                    f"run/{run.key}/party/{_quoted(party.name)}",
+                    cls="name",
+                    title=party.name,
+                    id_=f"tile-{party.name}",
+                ),
                 tag("span", status, cls="status needs" if bad else "status"),
                 tag("span", last, ", " if party.heard else None, ago(party.heard) if party.heard else None),
                 tag("span", f"↑ {readable(party.bytes_up)}  ↓ {readable(party.bytes_down)}"),
@@ -113,7 +110,7 @@ def stages(run: Run) -> Markup:
         if stage is None:
             mark, text = "·", ""
         elif stage.ended or (not live and run.status == "finished"):
-            mark, text = "✓", seconds(max(0.0, stage.last - stage.begun))
+            mark, text = "✓", shown_time(max(0.0, stage.last - stage.begun))
         elif live and stage is current:
             mark, text = "▶", f"{stage.done:,} of {stage.total:,}"
         else:
@@ -305,7 +302,7 @@ def compared(runs: Sequence[Run]) -> Markup:
         ["progress", *(progress(run) for run in runs)],
         ["metric", *(last_metric(run) for run in runs)],
         ["loss", *(_shown_loss(run.state.main) for run in runs)],
-        ["seconds", *(seconds(max(0.0, run.state.last - run.state.begun)) for run in runs)],
+        ["time", *(seconds(max(0.0, run.state.last - run.state.begun)) for run in runs)],
         ["bytes", *(readable(sum(p.bytes_up + p.bytes_down for p in run.state.parties.values())) for run in runs)],
     ]
     names = sorted({name for run in runs for name in (run.state.facts.get("settings") or {})})

@@ -25,6 +25,8 @@ ADVICE = {
     "catalog.refused": "Ask the party's operator to name you in allow; the message says what it refused.",
 }
 
+LONGEST = 40  # letters of a party's name in a sentence
+
 
 class Summary(NamedTuple):
     """A run in one sentence, and whether a person has to do something."""
@@ -109,14 +111,19 @@ def _position(run: Run) -> str:
     if run.status == "finished":
         return _ending(fit)
     if run.status == "waiting":
-        silent = ", ".join(party.name for party in state.parties.values() if party.status in ("silent", "lost"))
-        return f"waiting for {silent or 'a party'}{_at(fit)}"
+        silent = [_short(party.name) for party in state.parties.values() if party.status in ("silent", "lost")]
+        more = f" and {len(silent) - 3} more" if len(silent) > 3 else ""
+        return f"waiting for {', '.join(silent[:3]) or 'a party'}{more}{_at(fit)}"
     if fit is not None and fit.rounds and not fit.fitted:
         return f"round {int(fit.rounds[-1].get('round', len(fit.rounds))):,} of at most {fit.limit:,}, {_learns(fit)}"
     if stage is not None:
         done = f" ({stage.done:,} of {stage.total:,})" if stage.total > 1 else ""
         return f"{DOING.get(stage.name, stage.name)}{done}"
     return "it has begun"
+
+
+def _short(name: str) -> str:
+    return name if len(name) <= LONGEST else f"{name[: LONGEST - 1]}…"
 
 
 def _at(fit: Fit | None) -> str:
@@ -162,7 +169,9 @@ def _parties(state: RunState) -> str:
     for status in ("silent", "lost"):
         names = [party.name for party in by.get(status, [])]
         if names:
-            found.append(f"{', '.join(names[:3])}{f' and {len(names) - 3} more' if len(names) > 3 else ''} {status}")
+            found.append(
+                f"{', '.join(map(_short, names[:3]))}{f' and {len(names) - 3} more' if len(names) > 3 else ''} {status}"
+            )
     return ", ".join(found)
 
 

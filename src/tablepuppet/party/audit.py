@@ -30,6 +30,7 @@ from tablepuppet.party.metrics import Metrics
 from tablepuppet.party.release import Release
 from tablepuppet.party.request import Declared
 from tablepuppet.party.syslog import Syslog
+from tablepuppet.runs import spans
 from tablepuppet.sql.plan import Scan, text_of
 
 SYNC_SECONDS = 1.0
@@ -278,6 +279,8 @@ class AuditLog:
             ) from error
 
     def _count(self, entry: Entry, outcome: str, rule: str) -> None:
+        facts = {"verb": entry.verb, "op": entry.op, "release": entry.releases.label, "rule": rule, "sent": entry.size}
+        spans.answered(facts, outcome, entry.seconds)
         if self.metrics is not None:
             labels = (entry.caller, entry.verb, entry.op, entry.releases.label, outcome, rule)
             self.metrics.ended(*labels, entry.seconds, entry.received, entry.size)

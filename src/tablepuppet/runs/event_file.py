@@ -88,7 +88,7 @@ class EventFile:
 
     reads_trips = True  # `Events` gives it those too
 
-    def __init__(self, path: Path, facts: Mapping[str, Any], most: int = MOST):
+    def __init__(self, path: Path, facts: Mapping[str, Any], most: int = MOST, begun: float | None = None):
         self.path, self._most, self._lock = path, most, threading.Lock()
         self._file: int | None = None
         self._size = 0
@@ -99,7 +99,7 @@ class EventFile:
             self._size = os.fstat(self._file).st_size
         except OSError as error:
             self._give_up(error)
-        self._write(KeptEvent(time.time(), "info", BEGINS, fields={**facts, "pid": os.getpid()}))
+        self._write(KeptEvent(begun or time.time(), "info", BEGINS, fields={**facts, "pid": os.getpid()}))
 
     def __enter__(self) -> EventFile:
         return self

@@ -22,7 +22,7 @@ from msgspec import Struct
 from msgspec.structs import asdict
 
 from tablepuppet.errors import ConfigError, without_controls
-from tablepuppet.runs import interrupts
+from tablepuppet.runs import interrupts, spans
 from tablepuppet.runs.figures import number
 from tablepuppet.runs.fitted_text import print_beside
 from tablepuppet.spelling import hides
@@ -117,7 +117,8 @@ def one_run(part: str = "") -> Iterator[None]:
     tokens = _RUN.set(run), _PART.set(", ".join(filter(None, (_PART.get(), part))))
     _LIVE.add(run)
     try:
-        yield
+        with spans.of_run(run, _PART.get()):
+            yield
     except BaseException:
         _FAILED.append(run)
         raise
@@ -198,7 +199,9 @@ class Events:
         if event.kind == "warning" and _LOG.isEnabledFor(logging.WARNING) and not _LOG.hasHandlers():
             self._print(event)
         else:
-            _LOG.log(_LEVELS[event.kind], "%s", event.text)
+            _LOG.log(_LEVELS[event.kind], "%s", event.text, extra={"event": event.name, "run": event.run})
+        if event.run is not None and spans.is_traced():
+            spans.heard(event.run, event.name, event.fields)
         for reader in list(self._trip_readers if event.kind == "trip" else self._readers):
             reader(event)
 

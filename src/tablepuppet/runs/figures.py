@@ -158,3 +158,12 @@ def seconds(duration: float) -> str:
     if whole < 120:
         return f"{whole} s"
     return f"{whole // 60} min {whole % 60} s" if whole < 7200 else f"{whole // 3600} h {whole % 3600 // 60} min"
+
+
+def shown_time(duration: float) -> str:
+    """A duration, in milliseconds where it is short.
+
+    >>> shown_time(0.0042), shown_time(75)
+    ('4.2 ms', '75 s')
+    """
+    return f"{1000 * duration:.1f} ms" if duration < 1 else seconds(duration)

@@ -15,9 +15,15 @@ AGGREGATING_VIEW = (
     f"its own rows only, and {NO_WAY}"
 )
 
+IN_SUBQUERY = (
+    "aggregate one table in a subquery of FROM: (SELECT key, count(*) AS n FROM t GROUP BY key) AS name; for other "
+    f"groups publish a view at the party that has all their rows, else {NO_WAY}"
+)
+
 AS_JOIN = (
-    "where AND connects EXISTS, IN or = ANY with other conditions, JOIN the table if its key is there once at most, "
-    f"since a JOIN returns a row for each match; for all else {NO_WAY}"
+    "between ANDs write IN, = ANY and EXISTS as JOIN (SELECT DISTINCT key FROM t) AS name, NOT EXISTS as LEFT JOIN t "
+    "with WHERE t.key IS NULL, an aggregate as LEFT JOIN (SELECT key, count(*) AS n FROM t GROUP BY key) AS name. Such "
+    f"a subquery is over one shard; over several JOIN t, if it has its key once at most; for all else {NO_WAY}"
 )
 
 INLINED = (
@@ -33,7 +39,9 @@ TWO_TABLES = (
 )
 
 JOINS = {
-    "SEMI": f"a JOIN returns the same only if the right table has its key once at most; else {NO_WAY}",
+    "SEMI": "JOIN (SELECT DISTINCT key FROM t) AS name returns the same over one shard, a plain JOIN where the right "
+    f"table has its key once at most; else {NO_WAY}",
+    "ANTI": "write LEFT JOIN t with WHERE t.key IS NULL, which keeps the rows without a partner",
 }
 """By the word before JOIN; for all others there is no way yet."""
 
@@ -41,10 +49,11 @@ CLAUSES = {
     "with_": ("WITH", "WITH stands before the whole statement; write it there"),
     "distinct": (
         "DISTINCT",
-        f"SELECT DISTINCT compares values; publish it as a view at the party that has all its rows, else {NO_WAY}",
+        "SELECT DISTINCT compares values; write it in a subquery of FROM over one table, or publish it as a view at "
+        f"the party that has all its rows, else {NO_WAY}",
     ),
-    "group": ("GROUP", f"GROUP BY is not supported: the learner works on rows; {AGGREGATING_VIEW}"),
-    "having": ("HAVING", f"HAVING is not supported; {AGGREGATING_VIEW}"),
+    "group": ("GROUP", f"GROUP BY is not supported: the learner works on rows; {IN_SUBQUERY}"),
+    "having": ("HAVING", f"HAVING is not supported; {IN_SUBQUERY}"),
     "qualify": ("QUALIFY", f"QUALIFY is not supported; {AGGREGATING_VIEW}"),
     "windows": ("WINDOW", f"WINDOW is not supported; {AGGREGATING_VIEW}"),
     "order": (

@@ -16,7 +16,7 @@ from sqlglot import exp, parse_one
 from sqlglot.errors import SqlglotError
 
 from tablepuppet.errors import QueryError
-from tablepuppet.sql.advice import AGGREGATING_VIEW, AS_JOIN, NO_WAY, VIEW
+from tablepuppet.sql.advice import AGGREGATING_VIEW, AS_JOIN, IN_SUBQUERY, NO_WAY, VIEW
 from tablepuppet.sql.dialect import AsWritten
 from tablepuppet.sql.growth import MOST_LETTERS, Unbounded, letters
 from tablepuppet.sql.reading import Unread, aggregates, are_read_alike
@@ -76,7 +76,7 @@ _KEYWORDS = frozenset(
 _PLAIN = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,9999}")  # a longer one is read as any expression, which has a limit
 _SUBQUERY = f"a subquery inside an expression is not supported yet; {AS_JOIN}"
 _LONG_LIST = f"put a long list of values into a table and join it, or {VIEW}"
-_AGGREGATE = f"aggregates are not supported: the learner works on rows; {AGGREGATING_VIEW}"
+_AGGREGATE = f"aggregates are not supported: the learner works on rows; {IN_SUBQUERY}"
 _CHANGES = "the value must be the same whenever it is read; write the date, time or name itself"
 _BY_CHANCE = f"the value must be the same whenever it is read; for values by chance {NO_WAY}"
 _REASONS = (

@@ -27,6 +27,13 @@ class ScopedTable:
     node: exp.Expr
     view: View | None = None  # what is made of the rows of the table of this name
 
+    @property
+    def described(self) -> str:
+        """Its name in errors."""
+        if self.view:
+            return f"subquery {self.alias}"
+        return f"table {self.table.name}" + f" ({self.alias})" * (self.alias != self.table.name)
+
 
 @dataclass(frozen=True)
 class Bound:
@@ -168,14 +175,16 @@ class Scope:
             name = use.table.find(column.name)
             if name is None:
                 known = did_you_mean(column.name, use.table.columns)
-                raise self.sql.error(f"table {use.table.name} ({use.alias}) has no column {column.name}{known}", column)
+                raise self.sql.error(f"{use.described} has no column {column.name}{known}", column)
             return use.alias, name
         owners = self.owners(column.name)
         if not owners:
             known = did_you_mean(column.name, dict.fromkeys(c for u in self.uses.values() for c in u.table.columns))
             if column.name.lower() in self.output_names:
                 known = "; it is a name of the SELECT list, write its expression here"
-            raise self.sql.error(f"no table has a column {column.name}{known}", column)
+            only = next(iter(self.uses.values())) if len(self.uses) == 1 else None
+            nobody = f"{only.described} has no" if only else "no table has a"
+            raise self.sql.error(f"{nobody} column {column.name}{known}", column)
         if len(owners) > 1:
             choices = " or ".join(f"{use.alias}.{column.name}" for use in owners)
             if column.name.lower() in self.either:

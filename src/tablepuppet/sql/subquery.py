@@ -77,7 +77,11 @@ def view_of(found: Subquery, table: VerticalTable, resolve: Resolve, sql: SqlTex
         raise sql.error("WHERE is about rows, and cannot have an aggregate; write HAVING", where.this)
     distinct = found.select.args.get("distinct")
     if distinct and distinct.args.get("on"):
-        raise sql.error(CLAUSES["distinct"][1], distinct, "DISTINCT")
+        raise sql.error(
+            "DISTINCT ON is not supported; with GROUP BY, arg_min(value, by) and arg_max(value, by) take one row's",
+            distinct,
+            "DISTINCT",
+        )
     having_text = bound(having.this) if having else ""
     return View(columns, dict(sorted(read.items())), filter_text, groups, having_text, bool(distinct))
 

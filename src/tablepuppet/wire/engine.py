@@ -28,7 +28,7 @@ from tablepuppet.party.local_table import LocalTable
 from tablepuppet.party.request import UNDECLARED, Reply, Request
 from tablepuppet.party.service import HERE, Party
 from tablepuppet.pieces import cores
-from tablepuppet.runs import interrupts
+from tablepuppet.runs import interrupts, spans
 from tablepuppet.runs.events import Events, TripRecord, current_run
 from tablepuppet.wire.protocol import LostError
 from tablepuppet.wire.traffic import NOTHING, MessageSizes, Stopwatch, Traffic, meter, names_of
@@ -165,9 +165,10 @@ class Engine:
             return []
         number, run, session = self.traffic.add_trip(), current_run(), calls[0][1].session
         self.stopwatch.begin(run, session)
-        made: list[_Made] = at_once(  # type: ignore[assignment] # they raise nothing
-            [partial(self._timed, party, request, patience) for party, request in calls], answered
-        )
+        with spans.of_trip(run, number) as span:
+            made: list[_Made] = at_once(  # type: ignore[assignment] # they raise nothing
+                [partial(self._timed, party, request, patience, span) for party, request in calls], answered
+            )
         self.stopwatch.end(
             run,
             session,
@@ -181,11 +182,12 @@ class Engine:
                 self._events.emit_trip(each.record(number, party, request))
         return [each.outcome for each in made]
 
-    def _timed(self, party: str, request: Request, patience: float | None) -> _Made:
+    def _timed(self, party: str, request: Request, patience: float | None, trip: Any) -> _Made:
         began = time.perf_counter()
         outcome: Reply | BaseException
         try:
-            outcome, sizes = self.measured(party, request, patience)
+            with spans.of_call(trip, party, names_of(request)):
+                outcome, sizes = self.measured(party, request, patience)
         except BaseException as error:
             outcome, sizes = error, NOTHING
         return _Made(outcome, sizes, time.perf_counter() - began)

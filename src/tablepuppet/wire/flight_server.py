@@ -30,6 +30,7 @@ from tablepuppet.party.state import State
 from tablepuppet.party.tls_files import TlsFiles
 from tablepuppet.privacy.certificates import hosts_of
 from tablepuppet.privacy.signed_keys import Identity
+from tablepuppet.runs.spans import HEADER, asked_with
 from tablepuppet.wire.codec import CHUNK, decode_header, encode
 from tablepuppet.wire.desk import Desk
 from tablepuppet.wire.protocol import BusyError, error_message, read_request, read_version
@@ -62,20 +63,21 @@ class ServerTls:
 
 
 class _Shown(flight.ServerMiddleware):  # type: ignore[misc]
-    """The proof of who calls, as sent with one call."""
+    """What was sent with one call: the proof of who calls, and the trace that it is of."""
 
-    def __init__(self, proof: bytes):
-        self.proof = proof
+    def __init__(self, proof: bytes, trace: str):
+        self.proof, self.trace = proof, trace
 
 
 class _Gate(flight.ServerMiddlewareFactory):  # type: ignore[misc]
     """Admits the two kinds of Flight call that the protocol uses, and keeps the caller's proof; refuses all others."""
 
-    def start_call(self, info: Any, headers: dict[str, list[bytes]]) -> _Shown:
+    def start_call(self, info: Any, headers: dict[str, list[Any]]) -> _Shown:
         """Keep the caller's proof; refuse every other call of Flight."""
         if info.method not in CALLS:
             raise flight.FlightUnauthorizedError("a party answers no other call than requests of tablepuppet")
-        return _Shown(next(iter(headers.get(PROOF, [])), b""))
+        trace = str(next(iter(headers.get(HEADER, [])), ""))
+        return _Shown(next(iter(headers.get(PROOF, [])), b""), trace)
 
 
 class Callers:
@@ -155,7 +157,8 @@ class FlightServer(flight.FlightServerBase):  # type: ignore[misc]
 
     def _answered(self, context: Any, frames: Iterator[pa.Buffer]) -> Iterator[pa.Buffer]:
         """The frames of the reply to a request, or of the error it met."""
-        with ExitStack() as held, calling_from(_address(context.peer())):
+        trace = context.get_middleware(PROOF).trace
+        with ExitStack() as held, calling_from(_address(context.peer())), asked_with(trace):
             try:
                 reply = self.desk.answer(*self._asked(context, frames, held), context.is_cancelled)
             except Exception as error:  # of whatever class: Flight would send its traceback

@@ -32,6 +32,7 @@ from tablepuppet.pieces import available_memory
 from tablepuppet.privacy.certificates import identity
 from tablepuppet.privacy.signed_keys import Identity
 from tablepuppet.runs import interrupts
+from tablepuppet.runs.spans import HEADER, traceparent
 from tablepuppet.wire.codec import CHUNK, Encoded, decode_header, encode
 from tablepuppet.wire.engine import Transport
 from tablepuppet.wire.flight_server import PROOF, REQUEST, frames_of
@@ -144,7 +145,9 @@ class FlightTransport(Transport):
 
     def _exchange(self, message: Encoded, timeout: float) -> Any:
         """The message that answers a message. One that is all header takes a kind of call that costs less."""
-        options = flight.FlightCallOptions(timeout=timeout, headers=self._headers)
+        trace = traceparent()
+        headers = [*self._headers, (HEADER.encode(), trace.encode())] if trace else self._headers
+        options = flight.FlightCallOptions(timeout=timeout, headers=headers)
         if not message.arrays:
             results = self._connected().do_action((REQUEST, message.header), options)
             return self._read(result.body for result in results)

@@ -247,7 +247,8 @@ def _has_terminal() -> bool:
 def _log_session(caller: str, session: str, what: str, metrics: Metrics | None = None) -> None:
     if metrics is not None:
         metrics.session(what)
-    log.info("session %s of %s: %s", plain_text(session, 9), plain_text(caller, 64), what)
+    named = {"session": plain_text(session, 9), "caller": plain_text(caller, 64)}
+    log.info("session %s of %s: %s", *named.values(), what, extra={**named, "event": what})
 
 
 def _notify(state: str) -> None:

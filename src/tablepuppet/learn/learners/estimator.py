@@ -51,7 +51,8 @@ ELSEWHERE = {  # what users of scikit-learn, Keras and torch try
         "model.history_ has the numbers of each round, as many as there were; model.plot() draws them",
     ),
     **dict.fromkeys(("feature_names_in_", "feature_names_"), "rel.columns has the names of a relation's features"),
-    **dict.fromkeys(("coefs_", "feature_importances_"), "model.coef_ of a linear model has its parameters by column"),
+    "coefs_": "model.coef_ of a linear model has its parameters by column",
+    "feature_importances_": "model.coef_ of a linear model has its parameters by column; trees have importances",
     **dict.fromkeys(
         ("partial_fit", "warm_start"), "model.fit(relation) learns from all rows anew; trees go on with warm_start=True"
     ),

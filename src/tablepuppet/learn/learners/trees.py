@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from tablepuppet.arrays import Array
 from tablepuppet.errors import LearnError, PrivacyError
+from tablepuppet.learn.learners.estimator import ELSEWHERE
 from tablepuppet.learn.learners.learner import Learner, label_of
 from tablepuppet.learn.learners.not_fitted import check_fitted
 from tablepuppet.learn.learners.picture import check_kind, write
@@ -46,7 +47,7 @@ from tablepuppet.prep.encode.encode import Encoding, apply_encoding
 from tablepuppet.privacy.settings import Privacy
 from tablepuppet.relation import Relation
 from tablepuppet.runs.table_view import Records
-from tablepuppet.spelling import did_you_mean, names_checked, shows
+from tablepuppet.spelling import attributes_explained, did_you_mean, names_checked, shows
 from tablepuppet.sql.plan import Plan
 from tablepuppet.sql.query import OutputColumn
 from tablepuppet.store.parts import Stored
@@ -110,6 +111,15 @@ def _is_list(value: object) -> bool:
     return isinstance(value, Sequence | Set) and not isinstance(value, str)
 
 
+@attributes_explained(
+    ELSEWHERE
+    | {
+        **dict.fromkeys(("coef_", "summary"), "trees have feature_importances_, and contributions(relation) by table"),
+        **dict.fromkeys(("shap_values", "pred_contribs"), "model.contributions(relation) has Shapley values"),
+        **dict.fromkeys(("get_booster", "booster_", "save_model"), "model.export('model.json') is for XGBoost"),
+        "contribution_names_": "model.contributions(relation) sets it",
+    }
+)
 @shows("contributions", "export", "importances", "permutation_importances", "staged_evaluate")
 class GradientBoosting(Learner):
     """Boosted trees; each splits by columns of any table."""
@@ -487,6 +497,8 @@ class GradientBoosting(Learner):
         """
         if format != "xgboost":
             raise LearnError(f"export: format is 'xgboost', not {format!r}")
+        if Path(path).suffix != ".json":
+            raise LearnError(f"export: name the file .json, by which XGBoost knows what is in it, not {str(path)!r}")
         trees = self._trees
         names, first = self._columns_of(trees.aliases), dict[str, int]()
         for alias in trees.aliases:
