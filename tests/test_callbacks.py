@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import sys
+import urllib.request
 from pathlib import Path
 from typing import Any
 
@@ -76,3 +77,22 @@ def test_mlflow_that_is_not_there(monkeypatch: pytest.MonkeyPatch, caplog: pytes
     caplog.set_level(logging.WARNING)
     tp.LinearRegression(callbacks=[callback]).fit(tp.Federation(TABLES).sql(SQL, label="price"))
     assert caplog.text.count("MLflow: not all of this fit is logged") == 1
+
+
+def test_prometheus_reads_a_fit() -> None:
+    """Rounds, trips and bytes are those of the fit; a port that is taken is refused, and values of rows are nowhere."""
+    metrics = tp.callbacks.Prometheus(0)
+    fed = tp.Federation({"shop": {"items": {"weight": [0.5, 1.5] * 30, "kind": ["canary-a", "canary-b"] * 30}}})
+    fed.events.subscribe(metrics, trips=True)
+    model = tp.LogisticRegression().fit(fed.sql("SELECT weight, kind FROM items", label="kind"))
+    metrics(tp.Event("warning", "party.lost", "party 'shop' is lost", {"party": "shop"}))
+    with urllib.request.urlopen(f"http://127.0.0.1:{metrics.port}/metrics", timeout=60) as reply:
+        page = reply.read().decode()
+    assert f"tablepuppet_coordinator_rounds_total {len(model.history_)}.0" in page
+    assert 'fits_total{learner="LogisticRegression",stopped="' in page
+    assert 'bytes_total{party="shop",way="up"}' in page
+    assert 'party_lost{party="shop"} 1.0' in page
+    assert "canary" not in page
+    with pytest.raises(tp.ConfigError, match=r"metrics: cannot listen at '127.0.0.1', port \d+"):
+        tp.callbacks.Prometheus(metrics.port)
+    metrics.close()

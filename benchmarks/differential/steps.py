@@ -62,7 +62,7 @@ Applied = tuple[Any, Callable[[Columns], None]]
 
 
 def _in_one_process(rng: Random, folder: Path, report: Report) -> None:
-    scene = star(rng, rows=int(rng.choice([30, 120, 300])), far=6.0)
+    scene = star(rng, rows=int(rng.choice([30, 120, 300])), far=6.0, label=True)
     rows = len(scene.tables["f"])
     codes = pa.array(rng.choice([-1, 2, 9, 10, 100], rows), pa.int64(), mask=rng.random(rows) < 0.1)
     scene.tables["f"] = scene.tables["f"].append_column("f8", codes).append_column("y", nullable(rng.normal(size=rows)))

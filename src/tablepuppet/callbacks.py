@@ -143,3 +143,80 @@ class MLflow:
             if not self._has_failed:
                 _LOG.warning("MLflow: not all of this fit is logged: %s: %s", type(error).__name__, error)
             self._has_failed = True
+
+
+class Prometheus:
+    """Serves counters of a federation's fits for Prometheus, at ``http://127.0.0.1:PORT/metrics`` of this process.
+
+    Rounds, losses, trips and bytes by party, warnings: what events hold, and nothing of a party's own metrics. Port 0
+    takes a free one, `port` says which. Raises ConfigError if the port is taken.
+
+    >>> import tablepuppet as tp
+    >>> metrics = tp.callbacks.Prometheus(0)
+    >>> fed = tp.Federation({"shop": {"items": {"weight": [0.5, 1.5]}}}, callbacks=[metrics])
+    >>> relation = fed.sql("SELECT weight FROM items")
+    >>> "tablepuppet_coordinator_trips_total" in metrics.text()
+    True
+    >>> metrics.close()
+    """
+
+    reads_trips = True
+
+    def __init__(self, port: int = 9465, *, host: str = "127.0.0.1"):
+        from prometheus_client import CollectorRegistry, Counter, Gauge
+
+        from tablepuppet.wire.metrics_page import MetricsPage
+
+        self._registry = CollectorRegistry(auto_describe=False)
+
+        def metric(kind: Any, name: str, text: str, *labels: str) -> Any:
+            return kind(f"tablepuppet_coordinator_{name}", text, labels, registry=self._registry)
+
+        self._fits = metric(Counter, "fits", "Fits, by what they came to.", "learner", "stopped")
+        self._rounds = metric(Counter, "rounds", "Rounds of fits that have ended.")
+        self._round_seconds = metric(Counter, "round_seconds", "Seconds of these.")
+        self._losses = metric(Gauge, "loss", "The loss of the last round.")
+        self._trips = metric(Counter, "trips", "Calls of a party.", "party", "answered")
+        self._trip_seconds = metric(Counter, "trip_seconds", "Seconds from requests to answers.", "party")
+        self._bytes = metric(Counter, "bytes", "Bytes from a party (up) and to it (down).", "party", "way")
+        self._warnings = metric(Counter, "warnings", "Warnings, by the name of the event.", "name")
+        self._lost = metric(Gauge, "party_lost", "Whether a party is silent or lost: 1 or 0.", "party")
+        self._learners: dict[str | None, str] = {}
+        self._page = MetricsPage(self._registry, host, port)
+
+    @property
+    def port(self) -> int:
+        """Where it listens."""
+        return self._page.port
+
+    def text(self) -> str:
+        """The page as it is now."""
+        from prometheus_client import generate_latest
+
+        return generate_latest(self._registry).decode()
+
+    def close(self) -> None:
+        """Serve no more."""
+        self._page.close()
+
+    def __call__(self, event: Event) -> None:
+        """Count one event."""
+        fields, party = event.fields, str(event.fields.get("party", ""))
+        if event.kind == "trip":
+            self._trips.labels(party, "yes" if fields["answered"] else "no").inc()
+            self._trip_seconds.labels(party).inc(fields["seconds"])
+            for way in ("up", "down"):
+                self._bytes.labels(party, way).inc(fields[f"bytes_{way}"])
+            self._lost.labels(party).set(0 if fields["answered"] else 1)
+        elif event.kind == "warning":
+            self._warnings.labels(event.name).inc()
+            if event.name in ("party.silent", "party.lost"):
+                self._lost.labels(party).set(1)
+        elif event.name == "fit" and "loss" in fields:
+            self._rounds.inc()
+            self._round_seconds.inc(fields["seconds"])
+            self._losses.set(fields["loss"])
+        elif event.name == "fit.begins":
+            self._learners[event.run] = str(fields["learner"])
+        elif event.name == "fitted":
+            self._fits.labels(self._learners.pop(event.run, ""), str(fields["stopped"])).inc()
