@@ -19,7 +19,7 @@ from benchmarks.differential.report import Report
 
 SEED = int(os.environ.get("TABLEPUPPET_DIFFERENTIAL_SEED", "24"))
 CASES = {
-    "expressions": 3, "queries": 4, "statistics": 2, "steps": 4, "programs": 2, "learners": 3, "places": 2, "trees": 4,
+    "expressions": 2, "queries": 4, "statistics": 2, "steps": 4, "programs": 2, "learners": 2, "places": 2, "trees": 4,
 }  # fmt: skip
 
 

@@ -22,7 +22,7 @@ from tablepuppet.learn.linear.descent import CLOSE, NEAR
 
 from .optimum import condition, least_squares, logistic, objective_of
 from .report import Report
-from .scenes import Array, Random, Star, exact, nullable, number, text
+from .scenes import Array, Random, Star, exact, nullable, number, text, with_joins
 from .tolerances import CONDITION, CONSTANT_OBJECTIVE, OBJECTIVE, SCORE
 
 NATIONS = 5  # of each region
@@ -33,9 +33,8 @@ def scene(rng: Random, far: float) -> Star:
     rows, items = int(rng.integers(60, 400)), int(rng.integers(8, 30))
     sizes = {"f": rows} | ({"a": items} if rng.random() < 0.6 else {})
     tables: dict[str, dict[str, Any]] = {name: {} for name in sizes}
-    joins = {"a": "LEFT"} if "a" in sizes and rng.random() < 0.5 else {}
-    if "a" in sizes:  # with an outer join some keys point nowhere
-        tables["f"]["ka"] = pa.array(rng.integers(0, items + 4 * len(joins), rows))
+    if "a" in sizes:  # some keys point nowhere
+        tables["f"]["ka"] = pa.array(rng.integers(0, items + int(rng.choice([0, 4])), rows))
         tables["a"]["ka"] = pa.array(np.arange(items))
     for name, size in sizes.items():
         cells = tables[name]
@@ -51,11 +50,8 @@ def scene(rng: Random, far: float) -> Star:
             nation = rng.integers(0, 3 * NATIONS, size)
             cells[f"{name}7"] = pa.array([f"n{each}" for each in nation])
             cells[f"{name}8"] = pa.array([f"r{each // NATIONS}" for each in nation])
-    return Star(
-        {name: pa.table(cells) for name, cells in tables.items()},
-        {name: int(rng.integers(1, 3)) for name in tables},
-        joins=joins,
-    )
+    shards = {name: int(rng.integers(1, 3)) for name in tables}
+    return with_joins(rng, Star({name: pa.table(cells) for name, cells in tables.items()}, shards))
 
 
 def labelled(rng: Random, made: Star, classes: int) -> Star:

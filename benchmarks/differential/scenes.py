@@ -10,6 +10,7 @@ stands for.
 from __future__ import annotations
 
 import sqlite3
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
@@ -27,6 +28,8 @@ from tablepuppet.party.config import Limits
 from tablepuppet.party.policy import Policy
 from tests.relations import write_party
 from tests.wire.services import calling, served
+
+from .report import Report
 
 Array = NDArray[np.float64]
 Random = np.random.Generator
@@ -171,7 +174,7 @@ class Star:
             yield calling(stack.enter_context(served(urls, limits=FAR, policy=policy)), **settings)
 
     def joined(self, relation: tp.Relation) -> pa.Table:
-        """The selected columns and the label of the joined rows, in the order of `Relation.rows`."""
+        """The joined rows as SELECT has them, with the label, in the order of `Relation.rows`."""
         places, label = relation.rows(), relation.query.label
         wanted = [*relation.columns, *([label.name] if label else [])]
         found: dict[str, pa.ChunkedArray] = {}
@@ -179,6 +182,17 @@ class Star:
             taken = self._taken(alias, places)
             found |= {name: taken[name] for name in wanted if name in taken.column_names}
         return pa.table({name: found[name] for name in wanted})
+
+    def check(self, report: Report, relation: tp.Relation, asked: str) -> None:
+        """The joined rows are those that DuckDB makes of the same SQL over whole tables."""
+        with duckdb.connect() as connection:
+            for name, rows in self.tables.items():
+                connection.register(name, rows)
+            expected = Counter(tuple(map(_short, row)) for row in connection.execute(asked).fetchall())
+        joined = self.joined(relation)
+        found = Counter(tuple(map(_short, row)) for row in zip(*(c.to_pylist() for c in joined.columns), strict=True))
+        more, fewer = sum((found - expected).values()), sum((expected - found).values())
+        report.that("joined rows", found == expected, f"{more} too many, {fewer} too few: {asked}")
 
     def frame(self, relation: tp.Relation) -> pd.DataFrame:
         """The same for pandas."""
@@ -192,6 +206,11 @@ class Star:
         pairs = zip(places[f"{alias}.party"].to_pylist(), places[f"{alias}.row"].to_pylist(), strict=True)
         taken = [None if party is None else int(starts[party]) + row for party, row in pairs]
         return self.rows(alias).take(pa.array(taken, pa.int64()))
+
+
+def _short(value: Any) -> Any:
+    """A float without the digits that depend on the order of a sum."""
+    return f"{value:.12g}" if isinstance(value, float) else value
 
 
 def star(rng: Random, *, rows: int = 300, far: float = 9.0, columns: int = 3, label: bool = False) -> Star:

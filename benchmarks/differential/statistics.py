@@ -34,6 +34,7 @@ def run(rng: Random, folder: Path, report: Report) -> None:
     relation = tp.Federation(urls).sql(text)
     if not len(relation):
         return
+    scene.check(report, relation, text)
     frame = scene.frame(relation)
     with ExitStack() as stack:
         here = rng.random() < 0.7

@@ -69,9 +69,11 @@ def _in_one_process(rng: Random, folder: Path, report: Report) -> None:
     columns = [*scene.columns("number", "text")]
     categorical = ["f8"] if rng.random() < 0.5 else []
     fed = tp.Federation(scene.urls(folder / "databases"), wire="float64")
-    relation = fed.sql(scene.sql(columns, "y"), label="y", categorical=categorical)
+    asked = scene.sql(columns, "y")
+    relation = fed.sql(asked, label="y", categorical=categorical)
     if len(relation) < 5:
         return
+    scene.check(report, relation, asked)
     frame = scene.frame(relation)
     texts = [name for name in columns if frame[name].dtype == object or name in categorical]
     found = Columns(

@@ -37,6 +37,7 @@ def run(rng: Random, folder: Path, report: Report) -> None:
     categorical = [name for name in whole if rng.random() < 0.4]
     fed = tp.Federation(urls, wire="float64")
     relation = fed.sql(asked, label="y", categorical=categorical)
+    scene.check(report, relation, asked)
     table = scene.joined(relation)
     if len(table) < 10 or len(table["y"].unique()) < max(classes, 2):
         return
