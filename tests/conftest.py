@@ -23,6 +23,8 @@ from hypothesis.internal.conjecture import providers
 
 from tests import kinds, mariadb_server
 
+collect_ignore = ["service/another_package.py"]  # another package: what it registers would be there for all tests
+
 # The same examples in every run: a check that fails once in a hundred runs stops others' work. `benchmarks/fuzz`
 # explores. No deadline: on a busy machine an example takes longer, and no test asserts a time.
 settings.register_profile("same", derandomize=True, deadline=None)

@@ -3,7 +3,8 @@
 Kinds of cases: expressions (DuckDB), queries (DuckDB), statistics (NumPy, pandas, SciPy), steps of pipelines (pandas,
 scikit-learn), programs over the matrix (NumPy, SciPy, statsmodels, scikit-learn), learners (the optimum on the
 materialised join, in one process and over services, at both precisions of the wire), places (a model that is loaded
-beside a new shard; folds over services). Each kind gets the same time. Every finding has the command that repeats it.
+beside a new shard; folds over services), trees (ours on the materialised join as one table). Each kind gets the same
+time. Every finding has the command that repeats it.
 Writes ``benchmarks/results/differential.json``; ends with exit code 1 if something differs.
 """
 
@@ -27,7 +28,7 @@ import numpy as np
 from benchmarks.data import ROOT
 from tests.relations import collect_garbage
 
-from . import expressions, learners, places, programs, queries, statistics, steps
+from . import expressions, learners, places, programs, queries, statistics, steps, trees
 from .report import Finding, Report, Run
 
 KINDS: dict[str, Run] = {
@@ -38,6 +39,7 @@ KINDS: dict[str, Run] = {
     "programs": programs.run,
     "learners": learners.run,
     "places": places.run,
+    "trees": trees.run,
 }
 EXAMPLES = 5  # findings of one name that are written with their detail
 

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
+from sklearn import metrics as sk
 from sklearn.metrics import accuracy_score, log_loss, r2_score, root_mean_squared_error
 
 import tablepuppet as tp
@@ -21,7 +22,7 @@ from tablepuppet.learn.linear.descent import CLOSE, NEAR
 
 from .optimum import condition, least_squares, logistic, objective_of
 from .report import Report
-from .scenes import Array, Random, Star, exact, nullable, number, text
+from .scenes import Array, Random, Star, exact, nullable, number, text, with_joins
 from .tolerances import CONDITION, CONSTANT_OBJECTIVE, OBJECTIVE, SCORE
 
 NATIONS = 5  # of each region
@@ -32,8 +33,8 @@ def scene(rng: Random, far: float) -> Star:
     rows, items = int(rng.integers(60, 400)), int(rng.integers(8, 30))
     sizes = {"f": rows} | ({"a": items} if rng.random() < 0.6 else {})
     tables: dict[str, dict[str, Any]] = {name: {} for name in sizes}
-    if "a" in sizes:
-        tables["f"]["ka"] = pa.array(rng.integers(0, items, rows))
+    if "a" in sizes:  # some keys point nowhere
+        tables["f"]["ka"] = pa.array(rng.integers(0, items + int(rng.choice([0, 4])), rows))
         tables["a"]["ka"] = pa.array(np.arange(items))
     for name, size in sizes.items():
         cells = tables[name]
@@ -49,9 +50,8 @@ def scene(rng: Random, far: float) -> Star:
             nation = rng.integers(0, 3 * NATIONS, size)
             cells[f"{name}7"] = pa.array([f"n{each}" for each in nation])
             cells[f"{name}8"] = pa.array([f"r{each // NATIONS}" for each in nation])
-    return Star(
-        {name: pa.table(cells) for name, cells in tables.items()}, {name: int(rng.integers(1, 3)) for name in tables}
-    )
+    shards = {name: int(rng.integers(1, 3)) for name in tables}
+    return with_joins(rng, Star({name: pa.table(cells) for name, cells in tables.items()}, shards))
 
 
 def labelled(rng: Random, made: Star, classes: int) -> Star:
@@ -59,7 +59,7 @@ def labelled(rng: Random, made: Star, classes: int) -> Star:
     facts = made.tables["f"]
     drive = np.zeros(len(facts))
     for name, rows in made.tables.items():
-        places = np.arange(len(facts)) if name == "f" else facts["ka"].to_numpy()
+        places = np.arange(len(facts)) if name == "f" else facts["ka"].to_numpy() % len(rows)
         for field in rows.column_names:
             if not field[1:].isdigit():
                 continue
@@ -142,6 +142,7 @@ def run(rng: Random, folder: Path, report: Report) -> None:
         lowest = min(entry["objective"] for entry in model.history_)
         report.that("learner: history below the optimum", lowest >= best - within, f"{facts}; lowest {lowest:.9g}")
         report.close("learner: last objective", model.history_[-1]["objective"], reached, within, facts)
+        measure_by_name(rng, report, model, relation, where)
         if not services:
             _measured(report, model, relation, matrix, labels, classes, X, where)
 
@@ -202,3 +203,34 @@ def _measured(
     report.close("evaluate: r2", metrics["r2"], r2_score(labels - labels[0], predicted - labels[0]), SCORE, where)
     error = root_mean_squared_error(labels, predicted)
     report.close("evaluate: rmse", metrics["rmse"], error, SCORE * (spread + error), where)
+
+
+def measure_by_name(rng: Random, report: Report, model: Any, relation: tp.Relation, where: str) -> None:
+    """``evaluate(metrics=, threshold=)`` is scikit-learn's, on the model's predictions."""
+    labels = relation.label()
+    if not model.learns_classes:
+        predicted = model.predict(relation)
+        truth = {
+            "mean_absolute_error": sk.mean_absolute_error(labels, predicted),
+            "median_absolute_error": sk.median_absolute_error(labels, predicted),
+            "pinball_0.2": sk.mean_pinball_loss(labels, predicted, alpha=0.2),
+        }
+        _compare_metrics(report, model.evaluate(relation, metrics=list(truth)), truth, where)
+        return
+    numbers, chances = np.searchsorted(model.classes_, labels), model.predict_proba(relation)
+    threshold = round(float(rng.random()), 2) if len(model.classes_) == 2 and rng.random() < 0.5 else None
+    guessed = chances.argmax(axis=1) if threshold is None else (chances[:, 1] > threshold).astype(int)
+    listed = range(len(model.classes_))
+    truth = {
+        "accuracy": sk.accuracy_score(numbers, guessed),
+        "f1_macro": sk.f1_score(numbers, guessed, average="macro", labels=listed, zero_division=0.0),
+        "recall_weighted": sk.recall_score(numbers, guessed, average="weighted", labels=listed, zero_division=0.0),
+        "matthews_corrcoef": sk.matthews_corrcoef(numbers, guessed),
+    }
+    found = model.evaluate(relation, metrics=list(truth), threshold=threshold)
+    _compare_metrics(report, found, truth, f"threshold {threshold}, {where}")
+
+
+def _compare_metrics(report: Report, found: Any, truth: dict[str, float], where: str) -> None:
+    for name, value in truth.items():
+        report.close(f"evaluate: {name}", found[name], value, SCORE * max(1.0, abs(value)), where)

@@ -39,7 +39,7 @@ class Report:
 
     def find(self, what: str, detail: object) -> None:
         """Write down a difference."""
-        self.findings.append(Finding(what, " ".join(str(detail).split())[:800]))
+        self.findings.append(Finding(what, " ".join(str(detail).split())[:2000]))
 
     def that(self, what: str, holds: bool, detail: object = "") -> None:
         """A fact that must hold."""
@@ -72,12 +72,12 @@ class Report:
             )
 
     @contextmanager
-    def asking(self, what: str, detail: object = "", *, may_refuse: bool = False) -> Iterator[None]:
-        """An error of ours is a finding unless it may be refused, any other error always is."""
+    def asking(self, what: str, detail: object = "", *, may_refuse: bool | str = False) -> Iterator[None]:
+        """An error of ours is a finding unless it may be refused (in these words), any other error always is."""
         try:
             yield
         except tp.TablePuppetError as error:
-            if may_refuse:
+            if may_refuse is True or (may_refuse and may_refuse in str(error)):
                 self.refused[what] += 1
             else:
                 self.find(f"{what}: refused", f"{detail}: {type(error).__name__}: {error}")

@@ -1,20 +1,23 @@
 """Random federations: one to three tables that join on keys, each in one or two shards, with difficult columns.
 
 Table ``f`` has the label and the keys ``ka`` and ``kb`` of tables ``a`` and ``b``. Keys repeat, dangle and are NULL, so
-that base rows count several times or not at all. Columns are called by their table: ``f0``, ``a1``. `Star` writes the
-tables into databases of several kinds, opens them in this process or behind Arrow Flight services, and materialises
-what a relation stands for.
+that base rows count several times or not at all; outer joins keep them beside a missing row. Columns are called by
+their table: ``f0``, ``a1``; an alias may stand for a subquery over the table of its name. `Star` writes the tables into
+databases of several kinds, opens them in this process or behind Arrow Flight services, and materialises what a relation
+stands for.
 """
 
 from __future__ import annotations
 
 import sqlite3
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import duckdb
 import numpy as np
 import pandas as pd
 import pyarrow as pa
@@ -25,6 +28,8 @@ from tablepuppet.party.config import Limits
 from tablepuppet.party.policy import Policy
 from tests.relations import write_party
 from tests.wire.services import calling, served
+
+from .report import Report
 
 Array = NDArray[np.float64]
 Random = np.random.Generator
@@ -93,6 +98,14 @@ def key(rng: Random, values: int, rows: int) -> pa.Array:
     return pa.array(rng.integers(0, values + 1, rows), pa.int64(), mask=rng.random(rows) < 0.03)
 
 
+@dataclass(frozen=True)
+class Subquery:
+    """A SELECT over a table, and one that has its rows at the places that `Relation.rows` names."""
+
+    text: str
+    placed: str
+
+
 @dataclass
 class Star:
     """Whole tables, and into how many shards each is cut; every shard is at a party of its own."""
@@ -100,6 +113,9 @@ class Star:
     tables: dict[str, pa.Table]
     shards: dict[str, int]
     kinds: dict[str, str] = field(default_factory=dict)  # of database, by party
+    joins: dict[str, str] = field(default_factory=dict)  # LEFT, RIGHT or FULL, by table
+    conditions: dict[str, str] = field(default_factory=dict)  # of ON beside the keys, by table
+    subqueries: dict[str, Subquery] = field(default_factory=dict)  # by the table that they are over
 
     @property
     def parties(self) -> dict[str, dict[str, pa.Table]]:
@@ -115,7 +131,8 @@ class Star:
         """Columns that may be selected, by kind: number, text, date, boolean; all without."""
         return [
             name
-            for alias, rows in self.tables.items()
+            for alias in self.tables
+            for rows in [self.rows(alias)]
             for name in rows.column_names
             if name[0] == alias and name[1:].isdigit() and (not kinds or kind_of(rows.schema.field(name).type) in kinds)
         ]
@@ -123,8 +140,24 @@ class Star:
     def sql(self, columns: Sequence[str], label: str | None = None, where: str = "") -> str:
         """The join, with the columns selected."""
         selected = [f"{name[0]}.{name}" for name in columns] + ([f"f.{label}"] if label else [])
-        joins = "".join(f" JOIN {name} ON f.k{name} = {name}.k{name}" for name in self.tables if name != "f")
-        return f"SELECT {', '.join(selected)} FROM f{joins}{where}"
+        joins = "".join(
+            f" {self.joins.get(name, '')} JOIN {self._source(name)} ON f.k{name} = {name}.k{name}"
+            f"{self.conditions.get(name, '')}"
+            for name in self.tables
+            if name != "f"
+        )
+        return f"SELECT {', '.join(selected)} FROM {self._source('f')}{joins}{where}"
+
+    def _source(self, name: str) -> str:
+        return f"({self.subqueries[name].text}) AS {name}" if name in self.subqueries else name
+
+    def rows(self, name: str) -> pa.Table:
+        """The rows under an alias, all shards: what its subquery makes, by DuckDB."""
+        if name not in self.subqueries:
+            return self.tables[name]
+        with duckdb.connect() as connection:
+            connection.register(name, self.tables[name].append_column("__row", pa.array(range(len(self.tables[name])))))
+            return connection.sql(self.subqueries[name].placed).to_arrow_table()
 
     def urls(self, folder: Path) -> dict[str, str]:
         """New databases, by party."""
@@ -140,27 +173,50 @@ class Star:
         with ExitStack() as stack:
             yield calling(stack.enter_context(served(urls, limits=FAR, policy=policy)), **settings)
 
-    def frame(self, relation: tp.Relation) -> pd.DataFrame:
-        """The selected columns and the label of the joined rows, in the order of `Relation.rows`."""
+    def joined(self, relation: tp.Relation) -> pa.Table:
+        """The joined rows as SELECT has them, with the label, in the order of `Relation.rows`."""
         places, label = relation.rows(), relation.query.label
         wanted = [*relation.columns, *([label.name] if label else [])]
-        found: dict[str, pd.Series] = {}
+        found: dict[str, pa.ChunkedArray] = {}
         for alias in relation.plan.tables:
             taken = self._taken(alias, places)
-            found |= {name: as_pandas(taken[name]) for name in wanted if name in taken.column_names}
-        return pd.DataFrame({name: found[name] for name in wanted})
+            found |= {name: taken[name] for name in wanted if name in taken.column_names}
+        return pa.table({name: found[name] for name in wanted})
+
+    def check(self, report: Report, relation: tp.Relation, asked: str) -> None:
+        """The joined rows are those that DuckDB makes of the same SQL over whole tables."""
+        with duckdb.connect() as connection:
+            for name, rows in self.tables.items():
+                connection.register(name, rows)
+            expected = Counter(tuple(map(_short, row)) for row in connection.execute(asked).fetchall())
+        joined = self.joined(relation)
+        found = Counter(tuple(map(_short, row)) for row in zip(*(c.to_pylist() for c in joined.columns), strict=True))
+        more, fewer = sum((found - expected).values()), sum((expected - found).values())
+        report.that("joined rows", found == expected, f"{more} too many, {fewer} too few: {asked}")
+
+    def frame(self, relation: tp.Relation) -> pd.DataFrame:
+        """The same for pandas."""
+        found = self.joined(relation)
+        return pd.DataFrame({name: as_pandas(found[name]) for name in found.column_names})
 
     def _taken(self, alias: str, places: pa.Table) -> pa.Table:
-        """The rows of one table that joined rows come from."""
+        """The rows of one table that joined rows come from; NULLs where there is none."""
         parts = {party: tables[alias] for party, tables in self.parties.items() if alias in tables}
         starts = dict(zip(parts, np.cumsum([0, *map(len, parts.values())]), strict=False))
-        parties = pd.Series(places[f"{alias}.party"].to_pylist(), dtype=object).map(starts).to_numpy(np.int64)
-        rows = places[f"{alias}.row"].to_numpy(zero_copy_only=False).astype(np.int64)
-        return self.tables[alias].take(pa.array(parties + rows, pa.int64()))
+        pairs = zip(places[f"{alias}.party"].to_pylist(), places[f"{alias}.row"].to_pylist(), strict=True)
+        taken = [None if party is None else int(starts[party]) + row for party, row in pairs]
+        return self.rows(alias).take(pa.array(taken, pa.int64()))
 
 
-def star(rng: Random, *, rows: int = 300, far: float = 9.0, columns: int = 3) -> Star:
-    """One to three tables with up to ``columns`` columns each of any type; the label is added by who asks for one."""
+def _short(value: Any) -> Any:
+    """A float without the digits that depend on the order of a sum."""
+    return f"{value:.12g}" if isinstance(value, float) else value
+
+
+def star(rng: Random, *, rows: int = 300, far: float = 9.0, columns: int = 3, label: bool = False) -> Star:
+    """One to three tables with up to ``columns`` columns each of any type. Who asks for a ``label`` adds it to ``f``,
+    which then has a row in every joined row.
+    """
     tables = {"f": pa.table({"fid": np.arange(rows)})}
     for name in ("a", "b")[: rng.integers(0, 3)]:
         values = int(rng.integers(5, 40))
@@ -171,7 +227,38 @@ def star(rng: Random, *, rows: int = 300, far: float = 9.0, columns: int = 3) ->
         for place in range(int(rng.integers(1 + (name == "f"), columns + 1))):
             table = table.append_column(f"{name}{place}", column(rng, len(table), far))
         tables[name] = table
-    return Star(tables, {name: int(rng.integers(1, 3)) for name in tables})
+    return with_joins(rng, Star(tables, {name: int(rng.integers(1, 3)) for name in tables}), label)
+
+
+def with_joins(rng: Random, scene: Star, label: bool = True) -> Star:
+    """The same tables, some of which are joined by outer joins, with conditions, or are subqueries over them."""
+    others = [name for name in scene.tables if name != "f"]
+    for name in others:
+        last = not label and name == others[-1]
+        scene.joins[name] = str(rng.choice(["", "", "LEFT", "LEFT", *(["RIGHT", "FULL"] if last else [])]))
+        if rng.random() < 0.2:
+            scene.conditions[name] = str(
+                rng.choice([f" AND {name}.k{name} % 3 <> 1", f" AND {name}.{name}0 IS NOT NULL"])
+            )
+        if rng.random() < 0.3:
+            scene.subqueries[name] = _subquery(rng, scene, name)
+    return scene
+
+
+def _subquery(rng: Random, scene: Star, name: str) -> Subquery:
+    """Rows of a table, or groups if it has one shard."""
+    key, rows = f"k{name}", scene.tables[name]
+    listed = [each for each in rows.column_names if each != key]
+    if scene.shards[name] > 1 or rng.random() < 0.3:
+        items = ", ".join([key, *listed])
+        where = str(rng.choice(["", f" WHERE {key} > 4", f" WHERE {listed[0]} IS NOT NULL"])) if listed else ""
+        return Subquery(f"SELECT {items} FROM {name}{where}", f"SELECT {items} FROM {name} ORDER BY __row")
+    made = [key]
+    for each in listed:
+        kinds = {"number": ["avg", "min", "median", "count"], "text": ["max", "min", "mode"], "boolean": ["bool_or"]}
+        made.append(f"{rng.choice(kinds.get(kind_of(rows.schema.field(each).type), ['max']))}({each}) AS {each}")
+    text = f"SELECT {', '.join(made)} FROM {name} GROUP BY {key}{' HAVING count(*) < 3' * (rng.random() < 0.3)}"
+    return Subquery(text, f"{text} ORDER BY min(__row)")
 
 
 def with_kinds(rng: Random, scene: Star) -> Star:

@@ -34,6 +34,7 @@ def run(rng: Random, folder: Path, report: Report) -> None:
     relation = tp.Federation(urls).sql(text)
     if not len(relation):
         return
+    scene.check(report, relation, text)
     frame = scene.frame(relation)
     with ExitStack() as stack:
         here = rng.random() < 0.7
@@ -130,7 +131,7 @@ def _quantiles(rng: Random, report: Report, scene: Star, relation: tp.Relation, 
         found = relation.quantile(shares, columns=numbers)
         for name in numbers:
             truth = np.quantile(frame[name].dropna().to_numpy(), shares)
-            decimal = pa.types.is_decimal(scene.tables[name[0]].schema.field(name).type)
+            decimal = pa.types.is_decimal(scene.rows(name[0]).schema.field(name).type)
             report.close(
                 "quantile of DECIMAL" if decimal else "quantile", found[name], truth, 0.0, f"{name} at {shares}"
             )

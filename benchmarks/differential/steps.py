@@ -62,16 +62,18 @@ Applied = tuple[Any, Callable[[Columns], None]]
 
 
 def _in_one_process(rng: Random, folder: Path, report: Report) -> None:
-    scene = star(rng, rows=int(rng.choice([30, 120, 300])), far=6.0)
+    scene = star(rng, rows=int(rng.choice([30, 120, 300])), far=6.0, label=True)
     rows = len(scene.tables["f"])
     codes = pa.array(rng.choice([-1, 2, 9, 10, 100], rows), pa.int64(), mask=rng.random(rows) < 0.1)
     scene.tables["f"] = scene.tables["f"].append_column("f8", codes).append_column("y", nullable(rng.normal(size=rows)))
     columns = [*scene.columns("number", "text")]
     categorical = ["f8"] if rng.random() < 0.5 else []
     fed = tp.Federation(scene.urls(folder / "databases"), wire="float64")
-    relation = fed.sql(scene.sql(columns, "y"), label="y", categorical=categorical)
+    asked = scene.sql(columns, "y")
+    relation = fed.sql(asked, label="y", categorical=categorical)
     if len(relation) < 5:
         return
+    scene.check(report, relation, asked)
     frame = scene.frame(relation)
     texts = [name for name in columns if frame[name].dtype == object or name in categorical]
     found = Columns(

@@ -182,6 +182,15 @@ def test_a_search_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
         search.fit(relation)
 
 
+def test_a_search_over_other_weights_of_classes_is_another(tmp_path: Path) -> None:
+    """They are in the folder's description, although saved models do not have them."""
+    relation, trees = relation_of(tmp_path), tp.GradientBoostingClassifier(max_iter=1)
+    first, *_ = np.unique(relation.label()).tolist()
+    tp.GridSearch(trees, {"class_weight": [{first: 1.0}]}, folds=2, folder=tmp_path / "kept").fit(relation)
+    with pytest.raises(tp.LearnError, match=r"has another search \(candidates differ\)"):
+        tp.GridSearch(trees, {"class_weight": [{first: 3.0}]}, folds=2, folder=tmp_path / "kept").fit(relation)
+
+
 def test_pictures(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A file with the scores; without matplotlib an error that says what to install."""
     search = tp.GridSearch(tp.LogisticRegression(), {"l2": [1e-4, 1.0], "solver": ["lbfgs", "admm"]}, folds=2)
@@ -229,8 +238,8 @@ def test_a_constant_beside_every_score(tmp_path: Path) -> None:
 def test_what_cannot_be_drawn(tmp_path: Path) -> None:
     """Settings, numbers and distributions that are none."""
     relation, learner = relation_of(tmp_path), tp.LogisticRegression()
-    with pytest.raises(tp.LearnError, match="RandomSearch: 'round' is no setting of the learner"):
-        tp.RandomSearch(learner, {"round": [1]}).fit(relation)
+    with pytest.raises(tp.LearnError, match="RandomSearch: 'epochs' is no setting of the learner; here it is 'rounds'"):
+        tp.RandomSearch(learner, {"epochs": [1]}).fit(relation)
     with pytest.raises(tp.LearnError, match=r"give a list of values for 'l2', or a distribution"):
         tp.RandomSearch(learner, {"l2": 1.0}).fit(relation)
     with pytest.raises(tp.LearnError, match="candidates is a whole number from 1"):

@@ -320,6 +320,7 @@ def test_forests(store: tuple[tp.Federation, Parties], tmp_path: Path) -> None:
         shares = model.predict_proba(test)
         np.testing.assert_allclose(shares.sum(axis=1), 1.0)
         model.save(tmp_path / label)
+        assert tp.load(tmp_path / label, fed).get_params()["class_weight"] == "balanced"
         again: Any = tp.load(tmp_path / label, fed)
         np.testing.assert_array_equal(again.predict_proba(test), shares)
         parts = model.contributions(test).sum(axis=1)

@@ -601,6 +601,7 @@ OTHERS = {
     "only with noise; set privacy=tp.Privacy(...)": "tests/learn/test_advice.py, by what the catalog says",
     "select plain columns without a filter": "refused in tests/wire/test_hostile_rows.py, which does what it says",
     "or take rel.matrix(secure_sum=True), over so many shards": "needs three services",
+    "not the rows that these are made of; leave privacy out": "refused in tests/test_views.py, which does what it says",
     "remove a model with tablepuppet.forget": "refused in tests/wire/test_limits.py, which does what it says",
     "its operator must make room, then save again": MACHINE,
     "CREATE TABLE charges": "SQL, not a refusal",

@@ -30,6 +30,7 @@ from tablepuppet.pieces import PIECE, on_all_cores, pieces
 
 Column = str | tuple[str, int]  # a name, or a name and a slot of a column that has several
 LABELS, SCORES, WEIGHTS = "labels", "scores", "weights"
+MOVED = "moved"  # the base rows that joined rows have instead of their own, after `move`
 Arguments = ParamSpec("Arguments")
 Found = TypeVar("Found")
 MOST_CELLS = 4  # times the joined rows: of more combinations of groups and base rows, few would be filled
@@ -119,6 +120,10 @@ class Block(dict[Column, NDArray[Any]]):
         table = self._tables[alias]
         return values[self.part] if table.is_identity else values.take(table.index[self.part], 0, mode="clip")
 
+    def taken_moved(self, values: NDArray[Any]) -> NDArray[Any]:
+        """Values of the base rows of the table that was moved last, at these rows: (rows, width)."""
+        return values.take(self.stored[MOVED], 0, mode="clip")
+
 
 class JoinedRows:
     """The joined rows of a relation, with named columns; a row has ``outputs`` scores.
@@ -198,6 +203,11 @@ class JoinedRows:
         self._forget_blocks()
         for rows in [] if names else self._relabelled:
             rows.drop()
+
+    def move(self, alias: str, order: NDArray[np.integer]) -> None:
+        """Let `Block.taken_moved` see joined row j with the base row of a table that joined row ``order[j]`` has."""
+        self._columns[MOVED] = self.mapping.tables[alias].index[order]
+        self._forget_blocks()
 
     def set_scores(self, scores: Array) -> None:
         """Set the scores of all rows, without a copy."""

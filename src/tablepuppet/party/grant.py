@@ -104,7 +104,7 @@ class Grant:
     def _check_view(self, view: View) -> None:
         """PrivacyError unless the columns that decide which rows a view has may do so."""
         if self.rules.budget.require_dp:
-            reason = "is not read by a subquery: noise hides one row, which may be in several of the subquery's"
+            reason = "has no subqueries: noise hides one row of it, which may be in several of a subquery's"
             raise self.refusal("require_dp", reason)
         for text in filter(None, (view.filter, view.having)):
             self._used(columns_read(text), Use.FILTER)
@@ -177,7 +177,10 @@ class Grant:
         if self.rules.budget.require_dp and not op.is_private(arguments):
             self._check_noise(op)
         if self.view is not None and op.is_private(arguments):
-            reason = "is read by a subquery: noise would hide one of its rows, and not the rows that these are made of"
+            reason = (
+                "is read by a subquery: noise would hide one of its rows, and not the rows that these are made of; "
+                "leave privacy out"
+            )
             raise self.refusal("require_dp", reason)
         if op.directions:
             self._check_directions(op.is_private(arguments))

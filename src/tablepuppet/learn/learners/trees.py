@@ -101,6 +101,7 @@ WEIGHTS = Kind(
         or value == "balanced"
         or (isinstance(value, Mapping) and all(RATE.fits(each) for each in value.values()))
     ),
+    write=lambda value: value if isinstance(value, str) else None,  # events and saved models name no class
 )
 LOSSES = ("squared_error", "absolute_error", "quantile", "poisson", "gamma")
 LOSS = Kind(f"one of {', '.join(map(repr, LOSSES))}", lambda value: isinstance(value, str) and value in LOSSES)
@@ -616,7 +617,6 @@ class WeightedClasses(Classifier):
         default=None,
         kind=WEIGHTS,
         help="how much rows of a class count; `'balanced'`: rows of all classes together as much",
-        in_files=False,
     )
 
     def _prepare(self, client: Client, label: OutputColumn, asked: Pending) -> JoinedLoss:

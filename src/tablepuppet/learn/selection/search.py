@@ -60,7 +60,7 @@ from tablepuppet.privacy.settings import Privacy
 from tablepuppet.relation import Relation
 from tablepuppet.runs.events import one_run
 from tablepuppet.runs.figures import metric_name, metrics_line, setting_text
-from tablepuppet.spelling import class_checked, did_you_mean, names_checked, shows
+from tablepuppet.spelling import class_checked, names_checked, setting_meant, shows
 from tablepuppet.sql.plan import Plan
 from tablepuppet.wire.in_step import in_step
 
@@ -171,7 +171,7 @@ class Search(BaseEstimator):  # type: ignore[misc]
         known = sorted(self.learner.get_params())
         for name in self._given:
             if name not in known and not is_of_prep(name):
-                raise LearnError(f"{_kind(self)}: {name!r} is no setting of the learner{did_you_mean(name, known)}")
+                raise LearnError(f"{_kind(self)}: {name!r} is no setting of the learner{setting_meant(name, known)}")
         candidates = self._candidates()
         for settings in candidates:
             self._with(settings).check_settings()
@@ -224,7 +224,7 @@ class Search(BaseEstimator):  # type: ignore[misc]
         return {
             "search": type(self).__name__, "learner": type(self.learner).__name__,
             "candidates": [
-                self._with(settings).plain_settings()
+                _plain_settings(self._with(settings))
                 | plain({name: value for name, value in settings.items() if is_of_prep(name)})
                 for settings in candidates
             ],
@@ -474,3 +474,10 @@ def _drawn(values: Any, rng: np.random.Generator) -> Any:
     """One value of a list or a distribution, as a plain Python object."""
     found = values[int(rng.integers(len(values)))] if _is_list(values) else values.rvs(random_state=rng)
     return found.item() if isinstance(found, np.generic) else found
+
+
+def _plain_settings(learner: Learner) -> dict[str, Any]:
+    """The settings as a file stores them, and weights of classes, which saved models have not."""
+    weights = learner.get_params(deep=False).get("class_weight")
+    named = {"class_weight": sorted(map(repr, weights.items()))} if isinstance(weights, Mapping) else {}
+    return learner.plain_settings() | named

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from tablepuppet.arrays import Array, Words
 from tablepuppet.learn.trees.tree import LEAVES, Bits, Forest, Tree
-from tablepuppet.mapping.joined_rows import Block, JoinedRows
+from tablepuppet.mapping.joined_rows import MOVED, Block, JoinedRows
 
 Order = NDArray[np.integer]
 
@@ -26,6 +26,7 @@ def changes(
     ``key`` is the place of the table among the aliases, and the column.
     """
     table, column = key
+    rows.move(aliases[table], order)
     found = np.zeros((len(rows), max(map(len, forest), default=1)))
     for trees in forest:
         for output, tree in enumerate(trees):
@@ -38,18 +39,18 @@ def changes(
                 if ((tree.tables == place) & ~moved).any()
             ]
             own = tree.open_leaves(table, bits[aliases[table]], nodes=moved)
-            index = rows.mapping.tables[aliases[table]].index[order]
-            parts = rows.each(_change, tree, kept, (aliases[table], own), index)
+            parts = rows.each(_change, tree, kept, (aliases[table], own))
             found[:, output] += np.concatenate([np.zeros(0), *parts])
+    rows.drop(MOVED)
     return found
 
 
-def _change(block: Block, tree: Tree, kept: Sequence[tuple[str, Words]], own: tuple[str, Words], index: Order) -> Array:
+def _change(block: Block, tree: Tree, kept: Sequence[tuple[str, Words]], own: tuple[str, Words]) -> Array:
     rest = np.broadcast_to(tree.below[0], (block.rows, tree.words)).copy()
     for alias, mask in kept:
         rest &= block.taken(alias, mask)
     alias, mask = own
-    return _values(tree, rest & mask[index[block.part]]) - _values(tree, rest & block.taken(alias, mask))
+    return _values(tree, rest & block.taken_moved(mask)) - _values(tree, rest & block.taken(alias, mask))
 
 
 def _values(tree: Tree, leaves: Words) -> Array:
