@@ -519,7 +519,7 @@ CASES = [
         labelled("fraud = 'label'", tp.LogisticRegression, label_classes=(0.0, 1.0)),
     ),
     Advice(
-        "set prediction_epsilon, which is counted",
+        "set prediction_epsilon (which is counted",
         of(tp.FedOnceRegressor(noise=0.1, privacy=NOISY)),
         of(tp.FedOnceRegressor(privacy=tp.Privacy(feature_epsilon=50.0, prediction_epsilon=5.0, delta=1e-6))),
     ),
@@ -606,6 +606,7 @@ PART = "a part of another text, whose case names it"
 NOTHING_ASKED = "what it advises is to ask for less"
 SERVICES = "needs services that keep parts of models"
 OWN_REQUEST = "an analyst's own request, which this package does not write so"
+TREES = "refused and followed in tests/learn/test_trees.py"
 OTHERS = {
     "{}: remove it, and the search begins anew": "refused in tests/learn/test_search.py",
     "or of no class that the model knows; filter such rows in WHERE": "as labels that are missing, of prep",
@@ -622,6 +623,9 @@ OTHERS = {
     "errors are too large to be added up; learn the label in a larger unit": "as labels that are too large, of prep",
     "take another solver": PART,
     "set {} above {}": "what a warning says after a fit, not a refusal",
+    "warm_start goes on over the relation of the fit before": TREES,
+    "warm_start: the model has {} rounds; set {} above that": TREES,
+    "export: name the file .json": TREES,
     "lower max_leaf_nodes or max_depth": PART,
     "have no form with noise; leave feature_epsilon out": NOTHING_ASKED,
     "leave out the prep steps of its numbers, or write them in SELECT": "refused in tests/learn/test_trees.py",

@@ -306,10 +306,10 @@ USES: dict[str, Callable[[tp.Federation, Path], None]] = {
     **{
         f"one message with noise, {name}": fitted(
             partial(tp.FedOnceClassifier, bottom=tp.bottom.mlp((2,)), embedding=2, top=(2,), epochs=1, privacy=privacy),
-            ONE.format("returned"),
+            sql.format("returned"),
             "returned",
         )
-        for name, privacy in (("parameters", FEATURES), ("all", NOISY))
+        for name, privacy, sql in (("parameters", FEATURES, ONE), ("all", NOISY, ONE), ("several", FEATURES, VISITED))
     },
     **{
         f"TabVFL across {name}": fitted(
